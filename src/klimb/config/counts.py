@@ -1,0 +1,125 @@
+"""The batch arithmetic: how many episodes, phases, optimizer steps, checkpoints and evaluations a run has.
+
+episode = one prompt with one response. A rollout phase has rollout_batch_size episodes. A train batch has
+micro_batch_size x gradient_accumulation_steps x ranks episodes and makes one optimizer step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from klimb.config.posture import Posture
+from klimb.config.schema import RunConfig
+from klimb.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    episodes: int
+    prompts_per_phase: int
+    phases: int
+    phase: int
+    last_phase: int
+    train_batch: int
+    steps_per_phase: int
+    optimizer_steps: int
+    checkpoints: int
+    evals: int
+    ranks: int
+
+    @property
+    def batch_ratio(self) -> float:
+        """Rollout batch : train batch; 4 to 8 is the usual range."""
+        return self.phase / self.train_batch
+
+
+def due(before: int, after: int, every: int) -> bool:
+    """Whether the episode count crossed a multiple of `every` between two phases' ends."""
+    return after // every > before // every
+
+
+def count(config: RunConfig, posture: Posture, num_prompts: int | None = None) -> Counts:
+    """The counts of the whole run. num_prompts: rows of the training data, where total_epochs needs it."""
+    r, t = config.actor_rollout_ref, config.training
+    episodes = t.total_episodes
+    if t.total_epochs is not None and num_prompts is not None:
+        episodes = min(episodes, t.total_epochs * num_prompts * r.rollouts_per_prompt)
+    if episodes % r.rollouts_per_prompt:
+        raise ConfigError(
+            f"training.total_episodes {episodes} is no multiple of actor_rollout_ref.rollouts_per_prompt "
+            f"{r.rollouts_per_prompt}; the last prompt's group would be incomplete"
+        )
+    phase = min(r.rollout_batch_size, episodes)
+    ends = [min(n, episodes) for n in range(phase, episodes + phase, phase)]
+    sizes = [b - a for a, b in zip([0, *ends], ends, strict=False)]
+    train_batch = t.micro_batch_size * t.gradient_accumulation_steps * t.num_processes
+    steps = [config.algorithm.ppo_epochs * -(-size // train_batch) for size in sizes]
+    crossings = list(zip([0, *ends], ends, strict=False))
+    saves = {b for a, b in crossings if due(a, b, t.save_freq)} | {episodes}
+    evals = {b for a, b in crossings if due(a, b, posture.eval_every)} | {episodes}
+    has_eval = bool(config.data.eval_files)
+    return Counts(
+        episodes=episodes,
+        prompts_per_phase=phase // r.rollouts_per_prompt,
+        phases=len(sizes),
+        phase=phase,
+        last_phase=sizes[-1],
+        train_batch=train_batch,
+        steps_per_phase=steps[0],
+        optimizer_steps=sum(steps),
+        checkpoints=len(saves),
+        evals=(len(evals) + config.eval.before_training) if has_eval else 0,
+        ranks=t.num_processes,
+    )
+
+
+def table(config: RunConfig, counts: Counts) -> list[tuple[str, str, str]]:
+    """The arithmetic for people: what, how many, where it comes from."""
+    r, t = config.actor_rollout_ref, config.training
+    tail = "" if counts.last_phase == counts.phase else f", the last has {counts.last_phase:,}"
+    rows = [
+        (
+            "episodes",
+            f"{counts.episodes:,}",
+            "training.total_episodes" + (" or total_epochs" if t.total_epochs else ""),
+        ),
+        (
+            "rollout phase",
+            f"{counts.phase:,} episodes",
+            f"{counts.prompts_per_phase:,} prompts x {r.rollouts_per_prompt} responses",
+        ),
+        ("rollout phases", f"{counts.phases:,}", f"{counts.episodes:,} / {counts.phase:,}{tail}"),
+        (
+            "train batch",
+            f"{counts.train_batch:,} episodes",
+            f"{t.micro_batch_size} micro x {t.gradient_accumulation_steps} accumulation x {counts.ranks} rank(s) = 1 optimizer step",
+        ),
+        (
+            "optimizer steps per phase",
+            f"{counts.steps_per_phase:,}",
+            f"{config.algorithm.ppo_epochs} epoch(s) x ceil({counts.phase:,} / {counts.train_batch:,})",
+        ),
+        ("optimizer steps", f"{counts.optimizer_steps:,}", f"the {t.lr_scheduler} schedule counts these"),
+        ("rollout : train batch", f"{counts.batch_ratio:g}", _ratio_note(counts)),
+        (
+            "checkpoints",
+            f"{counts.checkpoints:,}",
+            f"every {t.save_freq:,} episodes and at the end; {t.keep_checkpoints} kept, and the best",
+        ),
+        (
+            "evaluations",
+            f"{counts.evals:,}",
+            "of the held-out prompts" if counts.evals else "none: data.eval_files is empty",
+        ),
+    ]
+    return rows
+
+
+def _ratio_note(counts: Counts) -> str:
+    if 4 <= counts.batch_ratio <= 8:
+        return "within the usual 4 to 8"
+    per_rank = counts.train_batch // counts.ranks
+    for ratio in (4, 8):
+        if counts.phase % (per_rank * ratio) == 0 and counts.phase // (per_rank * ratio) > counts.ranks:
+            return f"outside the usual 4 to 8; it is {ratio} on {counts.phase // (per_rank * ratio)} ranks"
+    return "outside the usual 4 to 8"

@@ -1,0 +1,257 @@
+"""YAML and `a.b=c` overrides to a RunConfig, with the file's line in every message.
+
+PyYAML reads by YAML 1.1, where `1e-6` is text and `no` is false; the reader here keeps to 1.2's core for
+numbers and booleans, refuses a key given twice, and remembers the line of each key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from klimb.config.schema import RunConfig
+from klimb.errors import ConfigError
+
+Path_ = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """config; origins: dotted key -> `file:line` or `override` for every key the user set."""
+
+    config: RunConfig
+    origins: dict[str, str]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without YAML 1.1's surprises."""
+
+
+_KEEP = {
+    first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":int", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.yaml_implicit_resolvers = _KEEP
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?\d+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?|\.inf|\.nan)$", re.IGNORECASE),
+    list("-+0123456789."),
+)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(node.value)))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:float",
+    lambda loader, node: float(str(node.value).lower().replace(".inf", "inf").replace(".nan", "nan")),
+)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """The file with the overrides applied and checked. Raises ConfigError; nothing heavy is imported."""
+    path = Path(path)
+    tree, lines = _read(path)
+    origins = {".".join(key): f"{path}:{line}" for key, line in lines.items()}
+    for text in overrides:
+        key, value = _parse_override(text)
+        _put(tree, key, value, text)
+        _forget(origins, key)
+        origins.update({".".join(k): f"override {text}" for k in _paths(value, key)})
+    where = {tuple(key.split(".")): origin for key, origin in origins.items()}
+    _refuse_unknown(tree, RunConfig, (), where)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, where, str(path))) from None
+    return Loaded(config=config, origins=origins)
+
+
+def known_keys(model: type[BaseModel] = RunConfig, prefix: Path_ = ()) -> Iterator[tuple[str, FieldInfo]]:
+    """Every dotted key of the tree with its field, sections before their keys."""
+    for name, info in model.model_fields.items():
+        yield ".".join((*prefix, name)), info
+        section = _section(info)
+        if section is not None:
+            yield from known_keys(section, (*prefix, name))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(_missing_file(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        lines: dict[Path_, int] = {}
+        if node is None:
+            raise ConfigError(f"{path}: the file is empty; it needs at least actor_rollout_ref.model_path")
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path}:1: the file must be a mapping of sections, such as 'training:'")
+        _note_lines(node, (), lines, str(path))
+        return loader.construct_document(node), lines
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ConfigError(
+            f"{path}:{line}: not valid YAML: {error.problem}; {error.context or ''}".rstrip("; ")
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _missing_file(path: Path) -> str:
+    folder = path.parent
+    found = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, found, 1)
+    hint = f"; did you mean {folder / near[0]}?" if near else f"; {folder} holds: {', '.join(found) or 'no YAML file'}"
+    return f"{path}: no such config file{hint}"
+
+
+def _note_lines(node: yaml.MappingNode, prefix: Path_, lines: dict[Path_, int], path: str) -> None:
+    for key_node, value_node in node.value:
+        key = (*prefix, str(key_node.value))
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            raise ConfigError(f"{path}:{line}: {'.'.join(key)} is given twice (first in line {lines[key]}); keep one")
+        lines[key] = line
+        if isinstance(value_node, yaml.MappingNode):
+            _note_lines(value_node, key, lines, path)
+
+
+def _parse_override(text: str) -> tuple[Path_, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise ConfigError(f"'{text}': an override has the form section.key=value, for example training.lr=5e-7")
+    loader = _Loader(value)
+    try:
+        return tuple(key.split(".")), loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"'{text}': the value is not valid YAML: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _put(tree: dict[str, Any], key: Path_, value: Any, text: str) -> None:
+    node = tree
+    for i, part in enumerate(key[:-1]):
+        child = node.setdefault(part, {})
+        if child is None:
+            child = node[part] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"'{text}': {'.'.join(key[: i + 1])} is {child!r}, not a section")
+        node = child
+    node[key[-1]] = value
+
+
+def _paths(value: Any, prefix: Path_) -> Iterator[Path_]:
+    yield prefix
+    if isinstance(value, dict):
+        for name, child in value.items():
+            yield from _paths(child, (*prefix, str(name)))
+
+
+def _forget(origins: dict[str, str], key: Path_) -> None:
+    dotted = ".".join(key)
+    for name in [n for n in origins if n == dotted or n.startswith(dotted + ".")]:
+        del origins[name]
+
+
+def _section(info: FieldInfo) -> type[BaseModel] | None:
+    for candidate in (info.annotation, *get_args(info.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _refuse_unknown(tree: Any, model: type[BaseModel], prefix: Path_, where: dict[Path_, str]) -> None:
+    if not isinstance(tree, dict):
+        return
+    for name, value in tree.items():
+        key = (*prefix, str(name))
+        if name not in model.model_fields:
+            raise ConfigError(f"{_at(key, where)}: unknown key '{'.'.join(key)}'{_nearest(str(name), prefix, model)}")
+        section = _section(model.model_fields[name])
+        if section is not None:
+            _refuse_unknown(value, section, key, where)
+
+
+def _nearest(name: str, prefix: Path_, model: type[BaseModel]) -> str:
+    aliases = {
+        "learning_rate": "training.lr",
+        "batch_size": "training.micro_batch_size",
+        "max_steps": "training.total_episodes",
+    }
+    here = ".".join(prefix) or "the top level"
+    siblings = list(model.model_fields)
+    if near := difflib.get_close_matches(name, siblings, 1, 0.5):
+        return f"; did you mean '{'.'.join((*prefix, near[0]))}'?"
+    everywhere = [key for key, _ in known_keys()]
+    elsewhere = [key for key in everywhere if key.rsplit(".", 1)[-1] == name] or [
+        key for key in everywhere if difflib.SequenceMatcher(None, key.rsplit(".", 1)[-1], name).ratio() > 0.75
+    ]
+    target = aliases.get(name) or (elsewhere[0] if elsewhere else None)
+    if target:
+        return f"; it belongs to '{target}'"
+    return f"; allowed in {here}: {', '.join(siblings)}"
+
+
+def _at(key: Path_, where: dict[Path_, str]) -> str:
+    """The origin of the key, or of the nearest parent that was written down."""
+    for n in range(len(key), 0, -1):
+        if key[:n] in where:
+            return where[key[:n]]
+    return "config"
+
+
+def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
+    """One line per key: origin, key, what was found, what is allowed."""
+    by_key: dict[Path_, list[ErrorDetails]] = {}
+    names = {tuple(key.split(".")) for key, _ in known_keys()}
+    for detail in error.errors(include_url=False):
+        loc = tuple(str(part) for part in detail["loc"])
+        key = next((loc[:n] for n in range(len(loc), 0, -1) if loc[:n] in names), ())
+        if len(loc) > len(key) and loc[len(key)].isdigit():
+            key = loc[: len(key) + 2]
+        by_key.setdefault(key, []).append(detail)
+    return "\n".join(_one(key, details, where, path) for key, details in by_key.items())
+
+
+def _one(key: Path_, details: list[ErrorDetails], where: dict[Path_, str], path: str) -> str:
+    first, dotted = details[0], ".".join(key)
+    if first["type"] == "value_error":
+        return f"{_at(key, where) if key and key in where else path}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] == "missing":
+        return f"{path}: {dotted} is missing; it has no default"
+    found = first["input"]
+    if found is None:
+        return (
+            f"{_at(key, where)}: {dotted} is null (empty), and null means off, which {dotted} cannot be; "
+            f"give a value or leave the line out. {_allowed(details)}"
+        )
+    near = _near_choice(found, details)
+    return f"{_at(key, where)}: {dotted} is {found!r}; {_allowed(details)}{near}"
+
+
+def _allowed(details: list[ErrorDetails]) -> str:
+    parts = dict.fromkeys(detail["msg"].replace("Input should be", "").strip() for detail in details)
+    return f"allowed: {' or '.join(parts)}"
+
+
+def _near_choice(found: Any, details: list[ErrorDetails]) -> str:
+    choices = [c for d in details if d["type"] == "literal_error" for c in re.findall(r"'([^']+)'", d["msg"])]
+    near = difflib.get_close_matches(str(found), choices, 1) if isinstance(found, str) else []
+    return f"; did you mean '{near[0]}'?" if near else ""
