@@ -77,7 +77,7 @@ def table(config: RunConfig, counts: Counts) -> list[tuple[str, str, str]]:
     """The arithmetic for people: what, how many, where it comes from."""
     r, t = config.actor_rollout_ref, config.training
     tail = "" if counts.last_phase == counts.phase else f", the last has {counts.last_phase:,}"
-    rows = [
+    return [
         (
             "episodes",
             f"{counts.episodes:,}",
@@ -92,7 +92,8 @@ def table(config: RunConfig, counts: Counts) -> list[tuple[str, str, str]]:
         (
             "train batch",
             f"{counts.train_batch:,} episodes",
-            f"{t.micro_batch_size} micro x {t.gradient_accumulation_steps} accumulation x {counts.ranks} rank(s) = 1 optimizer step",
+            f"{t.micro_batch_size} micro x {t.gradient_accumulation_steps} accumulation x {counts.ranks} rank(s), "
+            "one optimizer step",
         ),
         (
             "optimizer steps per phase",
@@ -112,7 +113,6 @@ def table(config: RunConfig, counts: Counts) -> list[tuple[str, str, str]]:
             "of the held-out prompts" if counts.evals else "none: data.eval_files is empty",
         ),
     ]
-    return rows
 
 
 def _ratio_note(counts: Counts) -> str:

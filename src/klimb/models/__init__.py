@@ -1,0 +1,1 @@
+"""Models by role, and the passes over them: the only place that shifts."""

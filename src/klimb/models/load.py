@@ -1,0 +1,153 @@
+"""Role to module: actor, reference, critic. Any Hugging Face causal LM folder will do.
+
+Weights are held in float32 whatever the folder's dtype: the optimizer's steps at an RL learning rate are
+smaller than bfloat16 can resolve. Everything is put into eval mode once and stays there: dropout would make
+the ratio of the first minibatch differ from 1.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from klimb.errors import ModelError
+
+VALUE_HEAD = "value_head.safetensors"
+
+
+class Critic(nn.Module):
+    """A body of its own with a linear value head that starts at zero, so that the first values are 0."""
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(body.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def save(self, folder: Path) -> None:
+        """The body as a Hugging Face folder, the head as one safetensors file beside it."""
+        self.body.save_pretrained(folder)
+        save_file({"weight": self.head.weight.detach(), "bias": self.head.bias.detach()}, folder / VALUE_HEAD)
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer; a missing pad token is replaced by the end token, which masks never confuse."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: no tokenizer can be loaded from this folder: {_first_line(error)}") from None
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ModelError(f"{folder}: the tokenizer has neither a pad nor an end token; set one of them")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) -> PreTrainedModel:
+    """Float32 weights, sdpa attention, eval mode. Refuses a folder whose weights do not fit its config."""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{folder}: no causal language model can be loaded from this folder: {_first_line(error)}") from None
+    if info["missing_keys"] or info["mismatched_keys"]:
+        keys = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])
+        raise ModelError(f"{folder}: the weights do not fill a causal language model; missing or misshapen: {', '.join(keys[:5])}")
+    model.to(device).eval()
+    check_head(model)
+    return model
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """The passes run the body and the output embedding themselves; refuse a model that does more than that."""
+    ids = torch.arange(1, 5, device=model.device).unsqueeze(0) % model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        parts = head_of(model)(body_of(model)(input_ids=ids, use_cache=False).last_hidden_state)
+    if whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4, rtol=1e-4):
+        raise ModelError(
+            f"{model.config.model_type}: this architecture changes its logits after the output embedding "
+            "(soft-capping or scaling), which klimb's chunked head does not do yet"
+        )
+
+
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """The transformer without its head."""
+    return model.base_model
+
+
+def head_of(model: PreTrainedModel) -> nn.Module:
+    """The output embedding."""
+    head = model.get_output_embeddings()
+    assert head is not None
+    return head
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The reference, when it is the weights that training starts from."""
+    return freeze(copy.deepcopy(model))
+
+
+def freeze(model: PreTrainedModel) -> PreTrainedModel:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model.eval()
+
+
+def critic_from(model: PreTrainedModel) -> Critic:
+    """The actor's body, copied, with a new head."""
+    return Critic(copy.deepcopy(model.base_model)).to(model.device).eval()
+
+
+def load_critic(folder: Path, trust_remote_code: bool, device: torch.device) -> Critic:
+    """A body from any folder; its value head too when klimb wrote one there."""
+    try:
+        body = AutoModel.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{folder}: no critic can be loaded from this folder: {_first_line(error)}") from None
+    critic = Critic(body)
+    if (folder / VALUE_HEAD).is_file():
+        critic.head.load_state_dict(load_file(folder / VALUE_HEAD))
+    return critic.to(device).eval()
+
+
+def context_limit(model: PreTrainedModel) -> int | None:
+    """Longest sequence the model was built for, or None when its config does not say."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    uses = getattr(model.config.get_text_config(), "use_sliding_window", window is not None)
+    return min((n for n in (limit, window if uses else None) if n), default=None)
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def model_end_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """End ids of the generation config; a model may have several."""
+    ids = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+

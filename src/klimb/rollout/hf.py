@@ -1,0 +1,203 @@
+"""Engine `hf`: continuous batching in process, on the actor's own weights. No copy, no sync.
+
+A fixed number of rows decode together. Finished rows leave at once, the last row takes their place, waiting
+requests enter when enough rows are free. A prompt asked for several times is read once. The log-probability of
+each sampled token is recorded as it is drawn; token ids are kept exactly, never made again from text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache
+
+from klimb.data.chat import decode_response
+from klimb.models.forward import autocast
+from klimb.models.load import body_of, head_of
+from klimb.rollout.base import Progress, Request, Sampling
+from klimb.rollout.cache import RowCache
+from klimb.rollout.draw import draw, uniforms
+from klimb.types import FinishReason, Sample
+
+PREFILL_TOKENS = 8192
+"""Prompt tokens read in one forward, padding included."""
+SPARE = 64
+"""Places reserved behind the longest prompt at the start; the cache grows from there."""
+
+
+@dataclass
+class _Row:
+    """A response being written."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+
+class HFSampler:
+    """Samples from a transformers model that somebody else trains."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._slots, self._dtype = slots, dtype
+        self._version = 0
+
+    def load_weights(self, named_tensors: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """The weights are shared, so only the version changes; nothing is cached between calls of `generate`."""
+        self._version = version
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], sampling: Sampling, progress: Progress | None = None) -> list[Sample]:
+        """One sample per request, in the order of the requests."""
+        if not requests:
+            return []
+        decoder = _Decoder(self._model, self._tokenizer, sampling, min(self._slots, len(requests)), requests)
+        waiting, done = deque(requests), dict[int, tuple[_Row, FinishReason]]()
+        with autocast(self._model.device, self._dtype):
+            while waiting or decoder.rows:
+                free = decoder.slots - len(decoder.rows)
+                if waiting and (free >= min(len(waiting), max(1, decoder.slots // 4)) or not decoder.rows):
+                    finished = decoder.admit([waiting.popleft() for _ in range(min(free, len(waiting)))])
+                else:
+                    finished = decoder.step()
+                for row, reason in finished:
+                    done[row.request.index] = (row, reason)
+                if progress is not None and finished:
+                    progress(len(done), len(requests))
+        return [self._sample(*done[request.index], sampling) for request in requests]
+
+    def _sample(self, row: _Row, reason: FinishReason, sampling: Sampling) -> Sample:
+        prompt, n = row.request.prompt.token_ids, len(row.tokens)
+        return Sample(
+            prompt=row.request.prompt,
+            index=row.request.index,
+            token_ids=(*prompt, *row.tokens),
+            mask=(False,) * len(prompt) + (True,) * n,
+            logprobs=(0.0,) * len(prompt) + tuple(row.logprobs),
+            policy_version=(-1,) * len(prompt) + (self._version,) * n,
+            finish_reason=reason,
+            text=decode_response(self._tokenizer, row.tokens, sampling.end_ids),
+        )
+
+
+class _Decoder:
+    """The rows in flight: row i of the cache belongs to rows[i]."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        slots: int,
+        requests: Sequence[Request],
+    ) -> None:
+        self._body, self._head, self._tokenizer, self._sampling = body_of(model), head_of(model), tokenizer, sampling
+        self.slots, self.rows = slots, list[_Row]()
+        device = model.device
+        longest = max(len(r.prompt.token_ids) for r in requests)
+        length = longest + min(SPARE, sampling.max_tokens)
+        self._cache = RowCache(model.config.get_text_config().num_hidden_layers, slots, length, device)
+        self._uniforms = torch.zeros(slots, sampling.max_tokens, dtype=torch.float64)
+        self._last = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._config, self._device = model.config, device
+        self._tail = max((len(s) for s in sampling.stop_strings), default=0) + 8
+
+    def admit(self, requests: list[Request]) -> list[tuple[_Row, FinishReason]]:
+        """Read the prompts, each distinct one once, and draw every request's first token."""
+        by_prompt: dict[tuple[int, ...], list[Request]] = {}
+        for request in requests:
+            by_prompt.setdefault(request.prompt.token_ids, []).append(request)
+        prompts = sorted(by_prompt, key=len)
+        per_forward = max(1, PREFILL_TOKENS // len(prompts[-1]))
+        start = len(self.rows)
+        logits = list[Tensor]()
+        for at in range(0, len(prompts), per_forward):
+            some = prompts[at : at + per_forward]
+            logits.append(self._read(some, [by_prompt[p] for p in some]))
+        return self._append(torch.cat(logits), start)
+
+    def step(self) -> list[tuple[_Row, FinishReason]]:
+        """One more token for every row."""
+        n, cache = len(self.rows), self._cache
+        cache.reserve(max(len(r.request.prompt.token_ids) + len(r.tokens) for r in self.rows))
+        position = cache.position[:n]
+        seen = torch.arange(cache.visible, device=self._device) <= position.unsqueeze(1)
+        hidden = self._body(
+            input_ids=self._last[:n].unsqueeze(1),
+            attention_mask=seen[:, None, None, :],
+            position_ids=position.unsqueeze(1),
+            cache=cache,
+            use_cache=True,
+        )[0]
+        cache.position[:n] += 1
+        return self._append(self._head(hidden[:, 0]), 0)
+
+    def _read(self, prompts: list[tuple[int, ...]], groups: list[list[Request]]) -> Tensor:
+        """Keys and values of the prompts into their requests' rows; logits [requests, V] behind each prompt."""
+        lengths = torch.tensor([len(p) for p in prompts], device=self._device)
+        width = int(lengths.max())
+        tokens = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=self._device)
+        positions = torch.arange(width, device=self._device).expand_as(tokens)
+        fresh = DynamicCache(config=self._config)
+        hidden = self._body(input_ids=tokens, position_ids=positions, cache=fresh, use_cache=True)[0]
+        last = hidden[torch.arange(len(prompts), device=self._device), lengths - 1]
+        source = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
+        first = len(self.rows)
+        self.rows.extend(_Row(request) for group in groups for request in group)
+        rows = torch.arange(first, len(self.rows), device=self._device)
+        for layer, read in zip(self._cache.row_layers, fresh.layers, strict=True):
+            assert read.keys is not None and read.values is not None
+            layer.put(rows, read.keys[source], read.values[source])
+        self._cache.position[rows] = lengths[source]
+        for i in range(first, len(self.rows)):
+            self._uniforms[i] = uniforms(self.rows[i].request.seed, self._sampling.max_tokens)
+        return self._head(last)[source]
+
+    def _append(self, logits: Tensor, start: int) -> list[tuple[_Row, FinishReason]]:
+        """Draw a token for rows from `start` on, then let finished rows leave."""
+        rows, s = self.rows[start:], self._sampling
+        counts = torch.tensor([len(row.tokens) for row in rows])
+        uniform = self._uniforms[start : len(self.rows)].gather(1, counts.unsqueeze(1)).squeeze(1)
+        tokens, logprobs = draw(logits, uniform, s.temperature, s.top_p, s.top_k)
+        self._last[start : len(self.rows)] = tokens
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+        finished: list[tuple[_Row, FinishReason]] = []
+        for i in range(len(self.rows) - 1, start - 1, -1):
+            reason = self._finish(self.rows[i])
+            if reason is not None:
+                finished.append((self.rows[i], reason))
+                self._leave(i)
+        return finished
+
+    def _finish(self, row: _Row) -> FinishReason | None:
+        s = self._sampling
+        if row.tokens[-1] in s.end_ids:
+            return "stop"
+        if s.stop_strings:
+            text = str(self._tokenizer.decode(row.tokens[-self._tail :]))
+            if any(stop in text for stop in s.stop_strings):
+                return "stop"
+        return "length" if len(row.tokens) >= s.max_tokens else None
+
+    def _leave(self, i: int) -> None:
+        """The last row takes the place of row i."""
+        last = len(self.rows) - 1
+        if i != last:
+            self._cache.replace(i, last)
+            self._last[i] = self._last[last]
+            self._uniforms[i] = self._uniforms[last]
+            self.rows[i] = self.rows[last]
+        self.rows.pop()
