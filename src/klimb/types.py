@@ -8,6 +8,7 @@ type with its fields required, never the same record filled in later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -42,7 +43,8 @@ class Sample:
 
     token_ids [L] prompt and response; mask [L] True = sampled by the policy; logprobs [L] the sampler's, at
     the sampling temperature, 0 where the mask is False; policy_version [L] version of the weights that
-    sampled the token, -1 where the mask is False. text: the masked-in tokens decoded, end id and special tokens left out.
+    sampled the token, -1 where the mask is False. text: the masked-in tokens decoded, without end id and special
+    tokens.
     """
 
     prompt: Prompt
@@ -68,7 +70,8 @@ class Sample:
 class Scored:
     """What the rewards made of one sample.
 
-    rewards: (token index, value) pairs, today one, at the last masked-in token; empty when the episode failed.
+    rewards: (token index, value) pairs, today one, at the last masked-in token; empty when the episode failed and
+    nothing stands in for it.
     parts: each component raw, before weight, normalisation and clip; a component that abstained is absent.
     correct: the verifier's verdict, None when no verifier looked. failure: why the episode failed, or None.
     """
@@ -90,16 +93,14 @@ class _Rows:
 
     def select(self, rows: Tensor) -> Self:
         """The given rows (int64 [R]) in the given order."""
-        return type(self)(**{f.name: _map(getattr(self, f.name), lambda x: x[rows]) for f in fields(self)})
+        return self._map(lambda x: x[rows])
 
     def to(self, device: torch.device | str) -> Self:
-        return type(self)(
-            **{f.name: _map(getattr(self, f.name), lambda x: x.to(device)) for f in fields(self)}
-        )
+        return self._map(lambda x: x.to(device))
 
-
-def _map(value: Any, f: Any) -> Any:
-    return f(value) if isinstance(value, Tensor) else value
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{name: change(x) if isinstance(x, Tensor) else x for name, x in values.items()})
 
 
 def _check(name: str, x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -116,7 +117,7 @@ class Batch(_Rows):
     policy and trained on; sampler_logprobs float32 [B, T]; rewards float32 [B] the episode's score; cut_off bool [B]
     True = ended by the length limit; group int64 [B] the prompt's row id; row_id int64 [B] the episode; source_row
     int64 [B] the episode it is a copy of (itself, unless filtration drew it); policy_version int64 [B, T].
-    A failed episode stays as a row with an empty mask, so that the number of optimizer steps does not depend on failures.
+    A failed episode stays as a row with an empty mask: the number of optimizer steps does not depend on failures.
     """
 
     tokens: Tensor

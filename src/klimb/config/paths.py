@@ -1,4 +1,6 @@
-"""Where models lie: a folder, or a name for one that `klimb prepare` put into the cache.
+"""What must be there before a run can start: paths, a reward, an engine of this version.
+
+A model is a folder, or a name for one that `klimb prepare` put into the cache.
 
 `playground:sft`, `playground:reward_model` and `smollm2:` stand for folders in the cache, so that recipes
 hold no machine's paths. The cache is $KLIMB_CACHE, else $XDG_CACHE_HOME/klimb, else ~/.cache/klimb.
@@ -9,6 +11,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from klimb.config.posture import resolve
+from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 
 PREPARED = {
@@ -45,3 +49,52 @@ def missing_model(key: str, path: str) -> str | None:
     if folder.is_dir():
         return f"{key}: {folder} holds no config.json; it must be a Hugging Face model folder"
     return f"{key}: no such folder: {folder} (klimb loads local folders only and asks no hub)"
+
+
+def missing_paths(config: RunConfig) -> list[tuple[str, str]]:
+    """Key and message for every path of the config that is not on this machine."""
+    paths = {
+        "actor_rollout_ref.model_path": config.actor_rollout_ref.model_path,
+        "actor_rollout_ref.ref_model_path": config.actor_rollout_ref.ref_model_path,
+        "critic.model_path": config.critic.model_path,
+        "reward_model.model_path": config.reward_model.model_path,
+    }
+    out = [(key, text) for key, path in paths.items() if path is not None and (text := missing_model(key, path))]
+    for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
+        out += [
+            (key, f"{key}: no such file: {spec}")
+            for spec in files
+            if not spec.startswith(("task:", "gym:")) and not Path(spec).exists()
+        ]
+    return out
+
+
+def check_runnable(config: RunConfig) -> None:
+    """Everything that can be refused before torch is imported. Raises ConfigError."""
+    for key, value, allowed in (
+        ("training.trainer", config.training.trainer, "single"),
+        ("actor_rollout_ref.rollout_provider", config.actor_rollout_ref.rollout_provider, "hf"),
+    ):
+        if value != allowed:
+            raise ConfigError(
+                f"{key} is {value}, which this version plans but does not run; set {key}={allowed} to train here"
+            )
+    missing = [text for _, text in missing_paths(config)]
+    if missing:
+        raise ConfigError("\n".join(missing))
+    if not config.data.train_files:
+        raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
+    _check_reward(config)
+    resolve(config)
+
+
+def _check_reward(config: RunConfig) -> None:
+    """Refuse a run in which nothing is rewarded."""
+    r = config.reward_model
+    if r.model_path is None and not any(f.weight != 0 for f in r.functions):
+        tasks = [spec for spec in config.data.train_files if spec.startswith(("task:", "gym:"))]
+        name = tasks[0].split(":")[0] if tasks else "exact_answer"
+        raise ConfigError(
+            "reward_model: nothing is rewarded: model_path is null and no function has a weight other than 0. "
+            f"Add one, for example reward_model.functions=[{{name: {name}}}]"
+        )

@@ -1,3 +1,4 @@
+# ruff: noqa: F722
 """Passes over rows: token log-probs, entropy and values. The only file that shifts.
 
 A causal model's hidden state at position t-1 predicts token t, so every quantity of token t is read from the
@@ -89,9 +90,7 @@ def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperatur
     for start in range(0, hidden.shape[0], rows):
         h, y = hidden[start : start + rows], targets[start : start + rows]
         if torch.is_grad_enabled():
-            part = checkpoint(
-                _chunk, head, h, y, temperature, use_reentrant=False, preserve_rng_state=False
-            )
+            part = checkpoint(_chunk, head, h, y, temperature, use_reentrant=False, preserve_rng_state=False)
             parts.append(cast(tuple[Tensor, Tensor], part))
         else:
             parts.append(_chunk(head, h, y, temperature))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from klimb.errors import ModelError
 
@@ -49,10 +51,17 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
     return tokenizer
 
 
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills rows; what it is never matters, since everything goes by masks."""
+    assert isinstance(tokenizer.pad_token_id, int)
+    return tokenizer.pad_token_id
+
+
 def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) -> PreTrainedModel:
     """Float32 weights, sdpa attention, eval mode. Refuses a folder whose weights do not fit its config."""
+    disable_progress_bar()  # klimb shows its own; a bar for loading a small folder only scrolls the screen
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="sdpa",
@@ -60,12 +69,17 @@ def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) 
             local_files_only=True,
             output_loading_info=True,
         )
+        model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{folder}: no causal language model can be loaded from this folder: {_first_line(error)}") from None
+        raise ModelError(
+            f"{folder}: no causal language model can be loaded from this folder: {_first_line(error)}"
+        ) from None
     if info["missing_keys"] or info["mismatched_keys"]:
         keys = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])
-        raise ModelError(f"{folder}: the weights do not fill a causal language model; missing or misshapen: {', '.join(keys[:5])}")
-    model.to(device).eval()
+        raise ModelError(
+            f"{folder}: the weights do not fill a causal language model; missing or misshapen: {', '.join(keys[:5])}"
+        )
+    cast(nn.Module, model).to(device).eval()
     check_head(model)
     return model
 
@@ -108,7 +122,7 @@ def freeze(model: PreTrainedModel) -> PreTrainedModel:
 
 def critic_from(model: PreTrainedModel) -> Critic:
     """The actor's body, copied, with a new head."""
-    return Critic(copy.deepcopy(model.base_model)).to(model.device).eval()
+    return Critic(copy.deepcopy(cast(PreTrainedModel, model.base_model))).to(model.device).eval()
 
 
 def load_critic(folder: Path, trust_remote_code: bool, device: torch.device) -> Critic:
@@ -149,5 +163,3 @@ def model_end_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
-
-

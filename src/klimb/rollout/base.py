@@ -45,6 +45,8 @@ class Sampler(Protocol):
         """Take over the policy's weights; every token sampled from now on carries this version."""
         ...
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, progress: Progress | None = None) -> list[Sample]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Sample]:
         """One sample per request, in the order of the requests."""
         ...

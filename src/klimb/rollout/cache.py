@@ -25,7 +25,9 @@ class RowLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(rows, value_states.shape[1], length, value_states.shape[3])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append one token to each of the first n rows at its own position; return what those rows may see."""
         assert self.keys is not None and self.values is not None and key_states.shape[2] == 1
         n, cache = key_states.shape[0], self._cache

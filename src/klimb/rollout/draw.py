@@ -23,14 +23,9 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
     logits [N, V] of any float dtype, uniform float64 [N]. Returns int64 [N] and float32 [N]. Temperature 0 takes
     the likeliest token (the lowest id on a tie) and reports its log-probability at temperature 1.
     """
-    logits = logits.float()
-    if temperature == 0:
-        token = logits.argmax(dim=-1)
-    else:
-        logits = _keep(logits / temperature, top_p, top_k)
+    logits = logits.float() if temperature == 0 else _keep(logits.float() / temperature, top_p, top_k)
     logprobs = logits - logits.logsumexp(dim=-1, keepdim=True)
-    if temperature != 0:
-        token = _inverse_cdf(logprobs.exp(), uniform)
+    token = logits.argmax(dim=-1) if temperature == 0 else _inverse_cdf(logprobs.exp(), uniform)
     return token, logprobs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from klimb.data.chat import decode_response
 from klimb.models.forward import autocast
@@ -58,7 +58,9 @@ class HFSampler:
         self._version = version
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], sampling: Sampling, progress: Progress | None = None) -> list[Sample]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Sample]:
         """One sample per request, in the order of the requests."""
         if not requests:
             return []
@@ -157,6 +159,7 @@ class _Decoder:
         self.rows.extend(_Row(request) for group in groups for request in group)
         rows = torch.arange(first, len(self.rows), device=self._device)
         for layer, read in zip(self._cache.row_layers, fresh.layers, strict=True):
+            assert isinstance(read, DynamicLayer), "layers with another kind of state than keys and values"
             assert read.keys is not None and read.values is not None
             layer.put(rows, read.keys[source], read.values[source])
         self._cache.position[rows] = lengths[source]

@@ -1,0 +1,132 @@
+# ruff: noqa: F722
+"""Policy and value losses per token, unreduced, with the sums their metrics are made of.
+
+The reduction is a weight tensor (`ops.token_weights`): loss = (weights * token_loss).sum().
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor
+
+from klimb.algos.ops import MAX_LOG_RATIO, clamp_log_ratio, masked_sum, pick, replace
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossStats:
+    """Detached scalars that add up exactly over micro-batches and ranks.
+
+    sums: name -> (numerator, denominator); both are added over the parts, then divided once. A denominator of
+    0 means no token: the metric is left out. maxima: name -> largest value, 0 without a token.
+    """
+
+    sums: Sums
+    maxima: dict[str, Tensor]
+
+
+def policy_loss(
+    name: str,
+    logprobs: Float[Tensor, "b t"],
+    old_logprobs: Float[Tensor, "b t"],
+    advantages: Float[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    **settings: float | None,
+) -> tuple[Float32[Tensor, "b t"], LossStats]:
+    """Loss of every token [B, T], 0 where the mask is False, and its statistics. r = exp(new - old).
+
+    name: a key of POLICY_LOSSES; settings: the keyword arguments of that function. Gradients flow to logprobs
+    only. Log-ratios (nats) are clamped to +-20 first; `clamped_share` counts those. Also: `approx_kl` the
+    mean of r - 1 - log r (k3 of new against old), `ratio_mean`, `ratio_abs_dev` the mean of |r - 1|, the maxima
+    `ratio_max` and `ratio_abs_dev_max`, and what the loss adds. Raises ConfigError for an unknown name.
+    """
+    token_loss = pick("algorithm.policy_loss", name, POLICY_LOSSES)
+    new = replace(logprobs, mask)
+    log_ratio = new - replace(old_logprobs.detach(), mask)
+    ratio = clamp_log_ratio(log_ratio).exp()
+    loss, sums = token_loss(ratio, replace(advantages.detach(), mask), **settings)
+    count = mask.sum().float()
+    stats = _ratio_stats(log_ratio.detach(), mask)
+    stats.sums.update({key: (hits.sum().float(), count) for key, hits in sums.items()})
+    return loss, stats
+
+
+def clip(
+    ratio: Float32[Tensor, "b t"],
+    advantages: Float32[Tensor, "b t"],
+    *,
+    clip_ratio_low: float = 0.2,
+    clip_ratio_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+) -> tuple[Float32[Tensor, "b t"], dict[str, Tensor]]:
+    """max(-r A, -clip(r, 1 - low, 1 + high) A); where A < 0 at most -dual_clip * A, unless that is None.
+
+    Statistics, as flags [B, T]: `clip_fraction_low` r < 1 - low with A < 0, `clip_fraction_high` r > 1 + high
+    with A > 0: the tokens whose gradient the clip removes. The dual bound is counted in neither.
+    Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; two sides: DAPO, arXiv 2503.14476, eq. 8; dual
+    clip: Ye et al. 2019, arXiv 1912.09729, eq. 5.
+    """
+    low, high = 1.0 - clip_ratio_low, 1.0 + clip_ratio_high
+    loss = torch.maximum(-ratio * advantages, -ratio.clamp(low, high) * advantages)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    flags = {
+        "clip_fraction_low": (ratio < low) & (advantages < 0),
+        "clip_fraction_high": (ratio > high) & (advantages > 0),
+    }
+    return loss, flags
+
+
+# ratio [B, T] with gradient, advantages [B, T], settings -> loss [B, T], flags [B, T] for the statistics
+POLICY_LOSSES: dict[str, Callable[..., tuple[Tensor, dict[str, Tensor]]]] = {
+    "clip": clip,
+}
+
+
+def value_loss(
+    values: Float[Tensor, "b t"],
+    old_values: Float[Tensor, "b t"],
+    returns: Float[Tensor, "b t"],
+    value_clip: float | None,
+    mask: Bool[Tensor, "b t"] | None = None,
+) -> tuple[Float32[Tensor, "b t"], LossStats]:
+    """0.5 max((V - ret)^2, (clip(V, V_old +- value_clip) - ret)^2) per token; None: no clipping.
+
+    Without a mask every position counts in the statistics, and the inputs must already be replaced; with
+    one, both are seen to here. Gradients flow to values only. `clip_fraction`: share of tokens where the
+    clipped error is the larger. Source: Huang et al. 2022, The 37 Implementation Details of
+    PPO, detail 9.
+    """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    values, old_values = replace(values, mask), replace(old_values.detach(), mask)
+    returns = replace(returns.detach(), mask)
+    error = (values - returns).square()
+    clipped_error = error
+    if value_clip is not None:
+        clipped = torch.clamp(values, old_values - value_clip, old_values + value_clip)
+        clipped_error = (clipped - returns).square()
+    clip_fraction = (masked_sum((clipped_error > error).float(), mask), mask.sum().float())
+    loss = 0.5 * torch.maximum(error, clipped_error)
+    return loss, LossStats(sums={"clip_fraction": clip_fraction}, maxima={})
+
+
+def _ratio_stats(log_ratio: Tensor, mask: Tensor) -> LossStats:
+    clamped = clamp_log_ratio(log_ratio)
+    deviation = torch.expm1(clamped)  # r - 1, exact near 1
+    per_token = {
+        "approx_kl": deviation - clamped,
+        "clamped_share": (log_ratio.abs() > MAX_LOG_RATIO).float(),
+        "ratio_mean": clamped.exp(),
+        "ratio_abs_dev": deviation.abs(),
+    }
+    count = mask.sum().float()
+    return LossStats(
+        sums={key: (masked_sum(x, mask), count) for key, x in per_token.items()},
+        maxima={
+            "ratio_max": replace(per_token["ratio_mean"], mask).amax(),
+            "ratio_abs_dev_max": replace(per_token["ratio_abs_dev"], mask).amax(),
+        },
+    )

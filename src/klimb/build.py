@@ -1,0 +1,257 @@
+"""RunConfig to Run: the one file that names concrete classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from klimb.algos.kl import AdaptiveKLController, FixedKLController, KLController
+from klimb.batch import Split
+from klimb.config.counts import Counts, count
+from klimb.config.paths import model_folder
+from klimb.config.posture import Posture, filled, resolve
+from klimb.config.schema import RunConfig
+from klimb.console import Screen
+from klimb.data.chat import end_ids
+from klimb.data.files import read_rows
+from klimb.data.prompts import PromptStream, build_prompts, check_context
+from klimb.data.rows import DataSettings
+from klimb.errors import ConfigError
+from klimb.learn import Recipe, Roles
+from klimb.loop import Run
+from klimb.models.load import (
+    context_limit,
+    critic_from,
+    freeze,
+    frozen_copy,
+    load_causal_lm,
+    load_critic,
+    load_tokenizer,
+    model_end_ids,
+    pad_id,
+)
+from klimb.reward.base import RewardComponent, RewardSettings
+from klimb.reward.combine import Moments
+from klimb.reward.model import RewardModel, RewardModelSettings
+from klimb.reward.table import FunctionSpec, make_components
+from klimb.reward.workers import WorkerPool
+from klimb.rollout.base import Sampling
+from klimb.rollout.hf import HFSampler
+from klimb.runlog import RunLog
+from klimb.types import Prompt
+from klimb.update import Schedule, make_trainable
+
+NEEDS_ANSWER = frozenset({"exact_answer", "math"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Tokenised prompts of both splits."""
+
+    train: tuple[Prompt, ...]
+    eval: tuple[Prompt, ...]
+    longest: int
+
+
+def pick_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Compute dtype. auto asks the device what it can do: bfloat16 products on a CPU are far slower than float32."""
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+
+
+def load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase, screen: Screen, train: bool = True) -> Data:
+    """Both splits read, checked and tokenised, before any model is loaded."""
+    d = config.data
+    settings = DataSettings(
+        prompt_key=d.prompt_key,
+        answer_key=d.answer_key,
+        system_prompt=d.system_prompt,
+        max_prompt_tokens=d.max_prompt_tokens,
+        overlong=d.overlong_prompts,
+        shuffle=d.shuffle,
+    )
+    needs_answer = any(f.name in NEEDS_ANSWER for f in config.reward_model.functions)
+    out: dict[str, tuple[Prompt, ...]] = {"train": (), "eval": ()}
+    longest = 0
+    for split, files in (("train", d.train_files if train else ()), ("eval", d.eval_files)):
+        rows = [
+            row
+            for spec in files
+            for row in read_rows(spec, "train" if split == "train" else "eval", settings, needs_answer)
+        ]
+        if split == "eval":
+            rows = rows[: config.eval.max_prompts]
+        if not rows:
+            continue
+        out[split], counts = build_prompts(rows, tokenizer, settings)
+        longest = max(longest, counts.longest)
+        note = f", {counts.dropped} dropped" if counts.dropped else ""
+        note += f", {counts.truncated} cut" if counts.truncated else ""
+        screen.say(
+            f"{split} data: {counts.kept:,} prompts from {', '.join(files)}{note}; longest {counts.longest} tokens"
+        )
+    return Data(train=out["train"], eval=out["eval"], longest=longest)
+
+
+def make_pool(config: RunConfig) -> WorkerPool:
+    r = config.reward_model
+    return WorkerPool(workers=r.workers, timeout_seconds=r.timeout_seconds, max_failed_fraction=r.max_failed_fraction)
+
+
+def build_components(
+    config: RunConfig, pool: WorkerPool, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> tuple[RewardComponent, ...]:
+    """The reward functions and, behind them, the reward model."""
+    r = config.reward_model
+    specs = [FunctionSpec(name=f.name, weight=f.weight, args=f.args) for f in r.functions]
+    components: Sequence[RewardComponent] = make_components(specs, pool)
+    if r.model_path is not None:
+        settings = RewardModelSettings(
+            path=str(model_folder(r.model_path)),
+            batch_size=r.reward_batch_size,
+            max_tokens=config.actor_rollout_ref.max_tokens_per_micro_batch,
+            trust_remote_code=config.actor_rollout_ref.trust_remote_code,
+        )
+        components = (*components, RewardModel(settings, policy_tokenizer=tokenizer, device=device))
+    return tuple(components)
+
+
+def reward_settings(config: RunConfig, posture: Posture) -> RewardSettings:
+    r = config.reward_model
+    return RewardSettings(
+        timeout_seconds=r.timeout_seconds,
+        workers=r.workers,
+        on_failure=r.on_failure,
+        max_failed_fraction=r.max_failed_fraction,
+        normalize=r.normalize,
+        clip=posture.reward_clip,
+    )
+
+
+def make_recipe(config: RunConfig, posture: Posture, dtype: torch.dtype) -> Recipe:
+    a = config.algorithm
+    return Recipe(
+        explicit=posture.explicit,
+        temperature=config.actor_rollout_ref.temperature,
+        dtype=dtype,
+        adv_estimator=a.adv_estimator,
+        norm_by_std=a.norm_by_std,
+        gamma=a.gamma,
+        lam=posture.lam,
+        policy_loss=a.policy_loss,
+        loss_args={
+            "clip_ratio_low": a.clip_ratio_low,
+            "clip_ratio_high": a.clip_ratio_high,
+            "dual_clip": a.dual_clip,
+        },
+        loss_agg=a.loss_agg,
+        max_tokens=config.actor_rollout_ref.max_tokens,
+        entropy_coef=a.entropy_coef,
+        value_clip=config.critic.value_clip,
+        kl_in_reward=posture.kl_in_reward,
+        kl_in_loss=posture.kl_in_loss,
+        kl_reward_estimator=posture.kl_reward_estimator,
+        kl_loss_estimator=posture.kl_loss_estimator,
+        max_grad_norm=config.training.max_grad_norm,
+    )
+
+
+def make_controller(config: RunConfig, posture: Posture) -> KLController:
+    kl = config.algorithm.kl_ctrl
+    if posture.kl_type == "fixed":
+        return FixedKLController(posture.init_kl_coef)
+    return AdaptiveKLController(posture.init_kl_coef, kl.target_kl, kl.horizon, kl.min_kl_coef, kl.max_kl_coef)
+
+
+def slots(config: RunConfig, device: torch.device) -> int:
+    wanted = config.actor_rollout_ref.rollout_slots
+    return (64 if device.type == "cpu" else 256) if wanted == "auto" else wanted
+
+
+def samplings(
+    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Sampling, Sampling]:
+    """How training samples and how evaluation does."""
+    r, e = config.actor_rollout_ref, config.eval
+    ids, strings = end_ids(tokenizer, model_end_ids(model), r.stop)
+    training = Sampling(temperature=r.temperature, max_tokens=r.max_tokens, end_ids=ids, stop_strings=strings)
+    return training, replace(training, temperature=e.temperature, top_p=e.top_p, top_k=e.top_k)
+
+
+def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool) -> Run:
+    """Everything loaded and checked, cheap things first. `pool` stays the caller's to close."""
+    posture = resolve(config)
+    r, t, device = config.actor_rollout_ref, config.training, pick_device()
+    dtype = pick_dtype(t.dtype, device)
+    actor_folder = model_folder(r.model_path)
+    tokenizer = load_tokenizer(actor_folder, r.trust_remote_code)
+    data = load_data(config, tokenizer, screen)
+    if not data.train:
+        raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
+    counts = count(config, posture, len(data.train))
+    components = build_components(config, pool, tokenizer, device)
+    actor_model = load_causal_lm(actor_folder, r.trust_remote_code, device)
+    check_context(data.longest, r.max_tokens, context_limit(actor_model))
+    roles = _roles(config, posture, actor_model, device)
+    sampling, eval_sampling = samplings(config, actor_model, tokenizer)
+    complete = filled(config, posture)
+    return Run(
+        config=config,
+        posture=posture,
+        counts=counts,
+        recipe=make_recipe(config, posture, dtype),
+        split=Split(
+            rows_per_step=counts.train_batch,
+            rows_per_micro=t.micro_batch_size,
+            budget=r.max_tokens_per_micro_batch if r.use_dynamic_bsz else None,
+            epochs=config.algorithm.ppo_epochs,
+        ),
+        folder=folder,
+        tokenizer=tokenizer,
+        pad_id=pad_id(tokenizer),
+        roles=roles,
+        actor=make_trainable(actor_model, _schedule(config, counts, posture.lr), t.weight_decay),
+        critic=None
+        if roles.critic is None
+        else make_trainable(roles.critic, _schedule(config, counts, config.critic.lr), t.weight_decay),
+        controller=make_controller(config, posture),
+        sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
+        sampling=sampling,
+        eval_sampling=eval_sampling,
+        prompts=PromptStream(data.train, t.seed, config.data.shuffle),
+        eval_prompts=data.eval,
+        components=components,
+        reward_settings=reward_settings(config, posture),
+        moments=Moments(),
+        log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
+        screen=screen,
+    )
+
+
+def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: torch.device) -> Roles:
+    r = config.actor_rollout_ref
+    reference = critic = None
+    if posture.needs_reference:
+        reference = (
+            frozen_copy(actor)
+            if r.ref_model_path is None
+            else freeze(load_causal_lm(model_folder(r.ref_model_path), r.trust_remote_code, device))
+        )
+    if config.needs_critic:
+        path = config.critic.model_path
+        critic = critic_from(actor) if path is None else load_critic(model_folder(path), r.trust_remote_code, device)
+    return Roles(actor=actor, reference=reference, critic=critic)
+
+
+def _schedule(config: RunConfig, counts: Counts, peak: float) -> Schedule:
+    t, n = config.training, counts.optimizer_steps
+    return Schedule(peak=peak, kind=t.lr_scheduler, num_steps=n, warmup=round(t.warmup_ratio * n))

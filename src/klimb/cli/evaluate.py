@@ -1,0 +1,46 @@
+"""`klimb eval`: a run folder's checkpoint, or the model of a config, on held-out prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from klimb.config.load import load_config
+from klimb.errors import ConfigError
+
+
+def run_and_show(
+    target: Path, overrides: tuple[str, ...], checkpoint: str | None, model: Path | None, samples: Path | None
+) -> None:
+    """Evaluate and print a table; `samples` gets every answer as jsonl."""
+    if target.is_dir():
+        if not (target / "config.yaml").is_file():
+            raise ConfigError(f"{target}: no config.yaml there; give a run folder or a config file")
+        config = load_config(target / "config.yaml", overrides).config
+        if model is None:
+            from klimb.export import find_checkpoint
+
+            model = find_checkpoint(target, checkpoint or "last") / "actor"
+    else:
+        if checkpoint is not None:
+            raise ConfigError("--checkpoint goes with a run folder; with a config file give --model")
+        config = load_config(target, overrides).config
+    from klimb.launch import evaluate
+    from klimb.runlog import sample_row
+
+    result = evaluate(config, model)
+    console = Console(highlight=False)
+    table = Table("metric", "value", box=None, pad_edge=False)
+    for name, value in result.metrics.items():
+        table.add_row(Text(name), Text(f"{value:.4f}", justify="right"))
+    console.print(table)
+    answers = len(result.scored)
+    console.print(Text(f"{answers} answers of {model or config.actor_rollout_ref.model_path}"), soft_wrap=True)
+    if samples is not None:
+        lines = [json.dumps(sample_row(0, s, "eval"), ensure_ascii=False, allow_nan=False) for s in result.scored]
+        samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        console.print(Text(f"wrote {samples}"), soft_wrap=True)

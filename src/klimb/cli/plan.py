@@ -1,0 +1,154 @@
+"""`klimb plan`: the resolved config with its origins, the batch arithmetic, what is forwarded, advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from klimb.config import advice, counts
+from klimb.config.load import Loaded, known_keys
+from klimb.config.paths import missing_paths
+from klimb.config.posture import AUTO_KEYS, Posture, resolve
+from klimb.config.schema import RunConfig
+from klimb.errors import ConfigError
+
+DEVICE_AUTO = {
+    "training.dtype": "bfloat16 on a GPU that has it, else float32",
+    "actor_rollout_ref.rollout_slots": "64 on a CPU, 256 on a GPU",
+}
+
+
+def show_plan(loaded: Loaded, elsewhere: bool) -> None:
+    """Print all of it. Raises ConfigError for missing paths unless they are elsewhere."""
+    config, console = loaded.config, Console(highlight=False)
+    missing = [text for _, text in missing_paths(config)]
+    if missing and not elsewhere:
+        raise ConfigError("\n".join([*missing, "If these paths are on another machine, plan with --elsewhere"]))
+    posture = resolve(config)
+    console.print(values_table(loaded, posture))
+    show_arithmetic(console, config, posture)
+    console.print(Text(f"\nposture: {explain(config, posture)}"))
+    for text in later(config):
+        console.print(Text(f"not in this version: {text}"))
+    for text in missing:
+        console.print(Text(f"not on this machine: {text}", style="yellow"))
+    show_advice(console, config, posture)
+
+
+def values_table(loaded: Loaded, posture: Posture) -> Table:
+    """Every key: value, and file, override, auto or default."""
+    table = Table("key", "value", "from", box=None, pad_edge=False, header_style="bold")
+    for key, _ in known_keys():
+        value = _value(loaded.config, key)
+        if hasattr(value, "model_fields_set"):
+            continue
+        origin = loaded.origins.get(key, "default")
+        if value == "auto":
+            value, origin = _auto(key, posture), "auto" if origin == "default" else f"auto, {origin}"
+        table.add_row(Text(key), Text(_shown(value)), Text(origin, style="" if origin != "default" else "dim"))
+    return table
+
+
+def show_arithmetic(console: Console, config: RunConfig, posture: Posture) -> None:
+    """The batch arithmetic as one table; also at the start of every run."""
+    numbers = counts.count(config, posture)
+    table = Table("", "", "how", title="batch arithmetic", title_justify="left", box=None, pad_edge=False)
+    for name, number, how in counts.table(config, numbers):
+        table.add_row(Text(name), Text(number, justify="right"), Text(how, style="dim"))
+    if posture.needs_reference and posture.kl_type == "adaptive":
+        ctrl = config.algorithm.kl_ctrl
+        factor = advice.reach(config, numbers)
+        table.add_row(
+            "KL coefficient",
+            Text(f"{posture.init_kl_coef:g}", justify="right"),
+            Text(
+                f"at most x{factor:.3g} in {numbers.phases} phases, kept in {ctrl.min_kl_coef:g} to {ctrl.max_kl_coef:g}",
+                style="dim",
+            ),
+        )
+        per_answer = ctrl.target_kl * config.actor_rollout_ref.max_tokens
+        table.add_row(
+            "target KL",
+            Text(f"{ctrl.target_kl:g}", justify="right"),
+            Text(f"nats per token; {per_answer:.3g} per answer of max_tokens", style="dim"),
+        )
+    console.print(Text())
+    console.print(table)
+
+
+def show_advice(console: Console, config: RunConfig, posture: Posture) -> None:
+    found = advice.advise(config, posture, counts.count(config, posture))
+    if found:
+        console.print(Text("\nadvice (docs/advice.md explains each code)"))
+    for item in found:
+        console.print(Text(f"  {item.code}: {item.text}"), soft_wrap=True)
+
+
+def explain(config: RunConfig, posture: Posture) -> str:
+    """Which models are forwarded when, and where the KL sits."""
+    passes = ["rollout (policy)"]
+    if posture.explicit:
+        passes.append("old log-probs (policy, no gradient)")
+    if posture.needs_reference:
+        passes.append("reference (no gradient)")
+    if config.needs_critic:
+        passes.append("values (critic, no gradient)")
+    if config.reward_model.model_path:
+        passes.append("reward model")
+    passes.append("update (policy" + (" and critic)" if config.needs_critic else ")"))
+    places = [name for name, on in (("the reward", posture.kl_in_reward), ("the loss", posture.kl_in_loss)) if on]
+    kl = (
+        f"KL in {' and '.join(places)}, {posture.kl_type} coefficient from {posture.init_kl_coef:g}"
+        if places
+        else "no KL"
+    )
+    old = "old log-probs recomputed" if posture.explicit else "old log-probs are the sampler's"
+    return (
+        f"{posture.name} (use_pf_ppo={str(posture.explicit).lower()}): {old}; {kl}\n"
+        f"passes per phase: {', '.join(passes)}\n"
+        "(upstream verl's key of the same name means policy filtration, another thing)"
+    )
+
+
+def later(config: RunConfig) -> list[str]:
+    """Values this version plans but does not run."""
+    out: list[str] = []
+    if config.training.trainer != "single":
+        out.append(f"training.trainer={config.training.trainer}; klimb train refuses it")
+    if config.actor_rollout_ref.rollout_provider != "hf":
+        out.append(
+            f"actor_rollout_ref.rollout_provider={config.actor_rollout_ref.rollout_provider}; klimb train refuses it"
+        )
+    return out
+
+
+def _auto(key: str, posture: Posture) -> Any:
+    if key == "algorithm.kl_estimator":
+        used = [
+            ("loss", posture.kl_loss_estimator, posture.kl_in_loss),
+            ("reward", posture.kl_reward_estimator, posture.kl_in_reward),
+        ]
+        return ", ".join(f"{name} ({place})" for place, name, on in used if on) or "unused"
+    return getattr(posture, AUTO_KEYS[key]) if key in AUTO_KEYS else DEVICE_AUTO[key]
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_item(v) for v in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _item(value: Any) -> str:
+    return f"{value.name} x {value.weight:g}" if hasattr(value, "weight") else _shown(value)

@@ -1,0 +1,202 @@
+"""`klimb.train` and `klimb.evaluate`: from a config to a run folder and a result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from klimb import checkpoint, loop, snapshot
+from klimb.build import (
+    build_components,
+    build_run,
+    load_data,
+    make_pool,
+    pick_device,
+    pick_dtype,
+    reward_settings,
+    samplings,
+    slots,
+)
+from klimb.config.guard import refuse_other_kind
+from klimb.config.paths import check_runnable, missing_model, model_folder
+from klimb.config.posture import filled, resolve
+from klimb.config.schema import RunConfig
+from klimb.console import Screen
+from klimb.errors import CheckpointError, ConfigError
+from klimb.evaluation import EvalResult, run_eval
+from klimb.loop import Run
+from klimb.models.load import load_causal_lm, load_tokenizer
+from klimb.rollout.hf import HFSampler
+from klimb.snapshot import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """folder of the run; step and episodes reached; finished: False when somebody stopped it early.
+
+    before, after: the held-out metrics (eval/*) at the first and the last evaluation, empty without held-out prompts.
+    kl: mean kl/k3 over the second half of the phases, None without KL. best: checkpoint with the best evaluation.
+    """
+
+    folder: Path
+    step: int
+    episodes: int
+    finished: bool
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    kl: float | None
+    best: Path | None
+
+
+def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) -> RunResult:
+    """Run the config to its end, or on from its newest checkpoint. recipe: the first part of a folder's default name.
+
+    Raises KlimbError for everything that is the user's to mend, before any episode is sampled where that can be known.
+    """
+    check_runnable(config)
+    folder, start = place(config, recipe)
+    with screen or Screen() as shown, make_pool(config) as pool:
+        run = build_run(config, folder, shown, pool)
+        state = _start(run, start)
+        shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
+        try:
+            state = loop.train(run, state)
+        finally:
+            run.log.close()
+            for component in run.components:
+                component.close()
+    return summarise(folder, state, run.counts.episodes)
+
+
+def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
+    """The run's folder and the checkpoint to start from, or None for a start from nothing."""
+    parent, resume = Path(config.run.dir), config.training.resume
+    name = config.run.name or default_name(config, recipe)
+    if resume not in ("auto", "never"):
+        start = Path(resume)
+        checkpoint.require_whole(start)
+        if start.parent.name != "checkpoints":
+            raise CheckpointError(f"{start}: a checkpoint lies in RUN/checkpoints/; this one does not")
+        return start.parent.parent, start
+    folder = parent / name
+    if resume == "never":
+        taken = [folder, *(parent / f"{name}-{n}" for n in range(2, 10_000))]
+        return next(path for path in taken if not path.exists()), None
+    return folder, None
+
+
+def default_name(config: RunConfig, recipe: str) -> str:
+    """Recipe, posture and a hash of everything that changes numbers: the same command finds its folder again."""
+    tree = filled(config, resolve(config)).model_dump(mode="json")
+    for section in ("run", "logging"):
+        del tree[section]
+    for key in ("resume", "keep_checkpoints"):
+        del tree["training"][key]
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{recipe}-{resolve(config).name}-{digest}"
+
+
+def _start(run: Run, start: Path | None) -> State:
+    """Restore the checkpoint to go on from, or begin; log files are cut back to that point."""
+    folder = run.folder / "checkpoints"
+    checkpoint.clean(folder)
+    warnings: list[str] = []
+    if start is None:
+        start, warnings = checkpoint.newest(folder)
+    for warning in warnings:
+        run.screen.warn(warning)
+    state, offsets = State(), dict[str, int]()
+    if start is not None:
+        recorded = RunConfig.model_validate_json(json.dumps(snapshot.read_record(start)["config"]))
+        for text in refuse_other_kind(recorded, run.config, start):
+            run.screen.warn(text)
+        restored = snapshot.restore(start, loop.run_parts(run))
+        state, offsets = restored.state, restored.offsets
+        for text in restored.warnings:
+            run.screen.warn(text)
+        _set_aside(folder, state.step, run)
+        run.screen.say(
+            f"resuming from {start}: step {state.step}, {state.episodes:,} of {run.counts.episodes:,} episodes"
+        )
+    elif (run.folder / "metrics.jsonl").exists():
+        _refuse_foreign_folder(run)
+    run.log.begin(offsets, state.step)
+    complete = filled(run.config, run.posture)
+    text = yaml.safe_dump(complete.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    (run.folder / "config.yaml").write_text(text, encoding="utf-8")
+    return state
+
+
+def _refuse_foreign_folder(run: Run) -> None:
+    """No checkpoint yet, but a log: the same run killed early may start anew, another one must not overwrite it."""
+    try:
+        before = RunConfig.load(run.folder / "config.yaml")
+    except ConfigError:
+        return
+    for text in refuse_other_kind(before, run.config, run.folder):
+        run.screen.warn(text)
+
+
+def _set_aside(folder: Path, step: int, run: Run) -> None:
+    """Checkpoints newer than the one resumed from belong to a path not taken; they are renamed, not deleted."""
+    for path in checkpoint.listed(folder):
+        if (checkpoint.step_of(path) or 0) > step:
+            path.rename(path.with_name(path.name + ".abandoned"))
+            run.screen.warn(f"{path.name} is newer than the state resumed from; renamed to {path.name}.abandoned")
+
+
+def summarise(folder: Path, state: State, episodes: int) -> RunResult:
+    """What the run's own files say."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    evals = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows if "eval/reward" in row]
+    kls = [row["kl/k3"] for row in rows if isinstance(row.get("kl/k3"), float) and math.isfinite(row["kl/k3"])]
+    half = kls[len(kls) // 2 :]
+    best = None if state.best_step is None else folder / "checkpoints" / checkpoint.checkpoint_name(state.best_step)
+    return RunResult(
+        folder=folder,
+        step=state.step,
+        episodes=state.episodes,
+        finished=state.episodes >= episodes,
+        before=evals[0] if evals else {},
+        after=evals[-1] if evals else {},
+        kl=sum(half) / len(half) if half else None,
+        best=best,
+    )
+
+
+def evaluate(config: RunConfig, model: Path | None = None, screen: Screen | None = None) -> EvalResult:
+    """Score a model on the config's held-out prompts. model: a folder; None: the config's own model_path."""
+    if not config.data.eval_files:
+        raise ConfigError(
+            "data.eval_files is empty; name the held-out prompts, for example data.eval_files=[task:arithmetic]"
+        )
+    folder = model or model_folder(config.actor_rollout_ref.model_path)
+    trust, device, shown = config.actor_rollout_ref.trust_remote_code, pick_device(), screen or Screen()
+    if (text := missing_model("model", str(folder))) is not None:
+        raise ConfigError(text)
+    tokenizer = load_tokenizer(folder, trust)
+    data = load_data(config, tokenizer, shown, train=False)
+    with make_pool(config) as pool:
+        components = build_components(config, pool, tokenizer, device)
+        actor = load_causal_lm(folder, trust, device)
+        sampler = HFSampler(actor, tokenizer, slots(config, device), pick_dtype(config.training.dtype, device))
+        result = run_eval(
+            sampler,
+            data.eval,
+            config.eval.samples_per_prompt,
+            samplings(config, actor, tokenizer)[1],
+            components,
+            reward_settings(config, resolve(config)),
+            config.training.seed,
+        )
+        for component in components:
+            component.close()
+    return result

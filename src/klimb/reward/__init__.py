@@ -1,0 +1,1 @@
+"""Rewards: what a response is worth, and what happens when that cannot be said."""

@@ -1,0 +1,220 @@
+"""The learned reward: a sequence classifier with one label that reads prompt and response.
+
+What it reads are the token ids that were sampled, when its tokenizer is the policy's; otherwise the texts, put
+through its own chat template if it has one, else joined. Nothing is ever put in place of a sampled token; an
+end token may be appended to an answer cut off at the limit, for a model that was trained with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from klimb.errors import ModelError
+from klimb.reward.base import Outcome, failed, valued
+from klimb.types import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelSettings:
+    """path: a Hugging Face folder. batch_size, max_tokens: rows, and rows times longest row, per forward.
+
+    append_end: an answer that was cut off gets the model's end token appended before it is read.
+    """
+
+    path: str
+    batch_size: int = 512
+    max_tokens: int = 16_384
+    trust_remote_code: bool = False
+    append_end: bool = False
+
+
+class RewardModel:
+    """A reward component without verdicts. Read `token_ids` to see whether it reads ids or text."""
+
+    verifies = False
+
+    def __init__(
+        self,
+        settings: RewardModelSettings,
+        *,
+        policy_tokenizer: Any,
+        device: torch.device | str = "cpu",
+        name: str = "model",
+        weight: float = 1.0,
+    ) -> None:
+        """Load in float32. Raises ModelError for a folder that holds no trained scorer with one label."""
+        self.name = name
+        self.weight = weight
+        self._settings = settings
+        self._device = torch.device(device)
+        self._tokenizer = _load_tokenizer(settings)
+        self._model = load_scorer(settings).to(self._device)
+        self.token_ids = same_tokenizer(policy_tokenizer, self._tokenizer)
+        self._limit = getattr(self._model.config, "max_position_embeddings", None)
+        rows = int(self._model.get_input_embeddings().weight.shape[0])
+        largest = max(self._tokenizer.get_vocab().values())
+        if largest >= rows:
+            raise ModelError(
+                f"{settings.path}: the tokenizer has the token id {largest}, the model has embeddings for {rows} "
+                "ids only. Save the tokenizer the model was trained with beside it."
+            )
+
+    def score(self, samples: Sequence[Sample]) -> list[Outcome]:
+        """One score per sample, in order and independent of how rows are batched (float32 rounding apart)."""
+        rows = [self._ids(sample) for sample in samples]
+        outcomes: list[Outcome | None] = [self._unreadable(row) for row in rows]
+        readable = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        for batch in self._batches(rows, readable):
+            scores = self._forward([rows[i] for i in batch])
+            for i, score in zip(batch, scores, strict=True):
+                outcomes[i] = valued(score)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def close(self) -> None:
+        """Free the weights; the component cannot score afterwards."""
+        self._model = None
+
+    def _ids(self, sample: Sample) -> list[int]:
+        ids = list(sample.token_ids) if self.token_ids else self._retokenized(sample)
+        end = self._tokenizer.eos_token_id
+        cut_off = sample.finish_reason == "length"
+        if self._settings.append_end and cut_off and end is not None and ids and ids[-1] != end:
+            ids.append(int(end))
+        return ids
+
+    def _retokenized(self, sample: Sample) -> list[int]:
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            return list(tokenizer(sample.prompt.text + sample.text)["input_ids"])
+        messages = [
+            {"role": "user", "content": sample.prompt.text},
+            {"role": "assistant", "content": sample.text},
+        ]
+        # The template writes the start token itself; the tokenizer must not add a second one.
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _unreadable(self, ids: list[int]) -> Outcome | None:
+        if not ids:
+            return failed("error", "prompt and response are no tokens for the reward model")
+        if self._limit is not None and len(ids) > self._limit:
+            return failed("error", f"{len(ids)} tokens; the reward model reads {self._limit} at most")
+        return None
+
+    def _batches(self, rows: Sequence[list[int]], chosen: Sequence[int]) -> list[list[int]]:
+        """Longest first, so that rows of like length share a batch and the largest batch comes first."""
+        padded = _has_plain_head(self._model)
+        batches: list[list[int]] = []
+        longest = 0
+        for i in sorted(chosen, key=lambda i: (-len(rows[i]), i)):
+            room = (
+                bool(batches)
+                and len(batches[-1]) < self._settings.batch_size
+                and (len(batches[-1]) + 1) * longest <= self._settings.max_tokens
+                and (padded or len(rows[i]) == longest)
+            )
+            if room:
+                batches[-1].append(i)
+            else:
+                batches.append([i])
+                longest = len(rows[i])
+        return batches
+
+    @torch.no_grad()
+    def _forward(self, rows: Sequence[list[int]]) -> list[float]:
+        """Right-padded rows [B, T] -> B scores."""
+        model = self._model
+        assert model is not None, "the reward model is closed"
+        lengths = torch.tensor([len(row) for row in rows])
+        tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = torch.tensor(row)
+        attention = (torch.arange(tokens.shape[1])[None, :] < lengths[:, None]).to(self._device, torch.int64)
+        tokens = tokens.to(self._device)
+        if not _has_plain_head(model):
+            # Its own pooling is kept; rows of one length need no padding, which it might read past.
+            return _flat(model(input_ids=tokens, attention_mask=attention).logits)
+        hidden = model.base_model(input_ids=tokens, attention_mask=attention, use_cache=False).last_hidden_state
+        # transformers looks for the last token that is not the pad id, which is wrong where a model ends
+        # with its pad id or has none; the mask knows.
+        last = hidden[torch.arange(len(rows), device=self._device), (lengths - 1).to(self._device)]
+        return _flat(model.score(last))
+
+
+def _flat(logits: Tensor) -> list[float]:
+    return [float(x) for x in logits.float().reshape(-1).cpu()]
+
+
+def _has_plain_head(model: Any) -> bool:
+    """Whether the model scores a token by a linear `score` on the body's output, as decoder classifiers do."""
+    return isinstance(getattr(model, "score", None), torch.nn.Linear) and model.base_model is not model
+
+
+def load_scorer(settings: RewardModelSettings) -> Any:
+    """The folder's sequence classifier in float32, in evaluation mode, without gradients.
+
+    Raises ModelError when there is no such folder, when weights are missing (a causal language model has no
+    score head: it would be random), or when it has not exactly one label.
+    """
+    path = settings.path
+    if not Path(path).is_dir():
+        raise ModelError(
+            f"reward_model.model_path: there is no folder '{path}'. Give a folder saved by save_pretrained."
+        )
+    classes: Any = AutoModelForSequenceClassification
+    try:
+        model, info = classes.from_pretrained(
+            path,
+            dtype=torch.float32,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"reward_model.model_path: '{path}' does not load as a sequence classifier: {error}"
+        ) from error
+    missing: list[str] = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"reward_model.model_path: '{path}' holds no weights for {', '.join(missing[:4])}"
+            f"{' and more' if len(missing) > 4 else ''}, so its scores would be random. It was saved as "
+            f"{', '.join(model.config.architectures or ['an unnamed class'])}; a reward model is saved from a "
+            "trained ...ForSequenceClassification with num_labels 1."
+        )
+    if model.config.num_labels != 1:
+        raise ModelError(
+            f"reward_model.model_path: '{path}' has {model.config.num_labels} labels; a reward is one number, so "
+            "it needs num_labels 1."
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _load_tokenizer(settings: RewardModelSettings) -> Any:
+    if not Path(settings.path).is_dir():
+        raise ModelError(
+            f"reward_model.model_path: there is no folder '{settings.path}'. Give a folder saved by save_pretrained."
+        )
+    classes: Any = AutoTokenizer
+    try:
+        return classes.from_pretrained(
+            settings.path, local_files_only=True, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"reward_model.model_path: '{settings.path}' has no tokenizer that loads ({error}). Save the one the "
+            "model was trained with into the folder."
+        ) from error
+
+
+def same_tokenizer(one: Any, other: Any) -> bool:
+    """Whether token ids mean the same to both: equal vocabularies and equal start, end and unknown ids."""
+    ids = ("bos_token_id", "eos_token_id", "unk_token_id")
+    return one.get_vocab() == other.get_vocab() and all(getattr(one, x) == getattr(other, x) for x in ids)

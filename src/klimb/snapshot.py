@@ -1,0 +1,159 @@
+"""What a checkpoint holds, and how a run gets it back.
+
+actor/          Hugging Face folder that transformers and vLLM open directly, tokenizer included
+critic/         body and value head, where there is a critic
+optimizer.pt    both optimizers; read with weights_only, nothing is unpickled
+state.json      step, episodes, posture, controller, data position, reward moments, config, versions, log offsets
+rng.safetensors torch's generator
+manifest.json   sizes and sha256, by checkpoint.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from klimb.config.schema import RunConfig
+from klimb.errors import CheckpointError
+from klimb.models.load import VALUE_HEAD, Critic
+from klimb.update import Trainable
+from klimb.version import VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Where a run stands. step: finished turns. best_*: the evaluation that `best` means, None before one."""
+
+    step: int = 0
+    episodes: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Any, /) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a run that a checkpoint is made of. offsets: bytes of the log files at this state."""
+
+    config: RunConfig
+    tokenizer: PreTrainedTokenizerBase
+    actor: Trainable
+    critic: Trainable | None
+    stateful: Mapping[str, Any]
+    offsets: Mapping[str, int]
+
+    def trainables(self) -> dict[str, Trainable]:
+        return {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
+
+
+def fill(folder: Path, parts: Parts, state: State) -> None:
+    """Write all files but the manifest."""
+    actor = cast(PreTrainedModel, parts.actor.module)
+    actor.save_pretrained(folder / "actor")
+    parts.tokenizer.save_pretrained(folder / "actor")
+    if parts.critic is not None:
+        cast(Critic, parts.critic.module).save(folder / "critic")
+    torch.save({name: t.optimizer.state_dict() for name, t in parts.trainables().items()}, folder / "optimizer.pt")
+    save_file({"torch": torch.get_rng_state()}, folder / "rng.safetensors")
+    record = {
+        "state": asdict(state),
+        "optimizer_steps": {name: t.steps for name, t in parts.trainables().items()},
+        "schedule_steps": parts.actor.schedule.num_steps,
+        "posture": "explicit" if parts.config.algorithm.use_pf_ppo else "cached",
+        **{name: dict(part.state_dict()) for name, part in parts.stateful.items()},
+        "log_bytes": dict(parts.offsets),
+        "config": parts.config.model_dump(mode="json"),
+        "versions": {"klimb": VERSION, "torch": torch.__version__, "transformers": transformers.__version__},
+        "threads": torch.get_num_threads(),
+    }
+    (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """state; offsets to cut the log files to; warnings for the user."""
+
+    state: State
+    offsets: dict[str, int]
+    warnings: tuple[str, ...]
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """state.json of a checkpoint whose manifest was checked."""
+    try:
+        return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: its state.json cannot be read: {error}") from None
+
+
+def restore(folder: Path, parts: Parts) -> Restored:
+    """Put a checkpoint's weights and states into the parts, in place."""
+    record = read_record(folder)
+    _load_weights(folder, parts)
+    optimizers = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+    for name, trainable in parts.trainables().items():
+        trainable.optimizer.load_state_dict(optimizers[name])
+        trainable.steps = int(record["optimizer_steps"][name])
+    for name, part in parts.stateful.items():
+        part.load_state_dict(record[name])
+    torch.set_rng_state(load_file(folder / "rng.safetensors")["torch"])
+    return Restored(
+        state=State(**record["state"]),
+        offsets={str(name): int(size) for name, size in record["log_bytes"].items()},
+        warnings=tuple(_differences(record, parts)),
+    )
+
+
+def _load_weights(folder: Path, parts: Parts) -> None:
+    modules = {"actor": parts.actor.module}
+    if parts.critic is not None:
+        critic = cast(Critic, parts.critic.module)
+        modules["critic"] = critic.body
+        critic.head.load_state_dict(load_file(folder / "critic" / VALUE_HEAD))
+    for name, module in modules.items():
+        model_class = cast(type[PreTrainedModel], type(module))
+        saved = model_class.from_pretrained(folder / name, dtype=torch.float32, local_files_only=True)
+        _copy(module, saved)
+
+
+def _copy(target: nn.Module, source: nn.Module) -> None:
+    with torch.no_grad():
+        values = dict(source.named_parameters())
+        for name, parameter in target.named_parameters():
+            parameter.copy_(values[name])
+        buffers = dict(source.named_buffers())
+        for name, buffer in target.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def _differences(record: Mapping[str, Any], parts: Parts) -> list[str]:
+    """What may keep the rest of the run from being bit-identical."""
+    out: list[str] = []
+    now = {"klimb": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
+    for name, version in record["versions"].items():
+        if version != now.get(name):
+            out.append(f"the checkpoint was written with {name} {version}, this is {now.get(name)}: numbers may differ")
+    if record["threads"] != torch.get_num_threads():
+        out.append(
+            f"the checkpoint was written with {record['threads']} threads, this process uses "
+            f"{torch.get_num_threads()}: sums are rounded in another order"
+        )
+    if record["schedule_steps"] != parts.actor.schedule.num_steps:
+        out.append(
+            f"the learning-rate schedule was made for {record['schedule_steps']} optimizer steps, now it is "
+            f"{parts.actor.schedule.num_steps}; the rate goes on from the new schedule"
+        )
+    return out

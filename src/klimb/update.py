@@ -1,0 +1,235 @@
+"""TrainBatch to optimizer steps.
+
+The loss of a train batch is the sum of weight x token loss with weights made from the whole train batch's mask,
+so its gradient does not depend on how it is cut into micro-batches. A non-finite loss or gradient skips the
+step and is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from klimb.algos import correction, kl
+from klimb.algos.loss import LossStats, policy_loss, value_loss
+from klimb.algos.ops import token_weights
+from klimb.batch import Minibatch, trimmed
+from klimb.learn import Metrics, Recipe, Roles
+from klimb.models.forward import token_scores, token_values
+from klimb.models.load import Critic
+from klimb.types import TrainBatch
+
+
+@dataclass(kw_only=True)
+class Trainable:
+    """A model with what steps it. The rate is a function of `steps`, so no scheduler has a state to lose."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    steps: int = 0
+
+    @property
+    def lr(self) -> float:
+        """The rate of the next optimizer step."""
+        return self.schedule.lr(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """peak rate; kind: constant, linear or cosine down to 0; num_steps and warmup in optimizer steps."""
+
+    peak: float
+    kind: str
+    num_steps: int
+    warmup: int
+
+    def lr(self, step: int) -> float:
+        """Rate of optimizer step `step`, from 0; after the last one 0 for linear and cosine."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / (self.warmup + 1)
+        progress = min(1.0, (step - self.warmup) / max(1, self.num_steps - self.warmup))
+        if self.kind == "constant":
+            return self.peak
+        return self.peak * (1.0 - progress if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+@dataclass
+class Tally:
+    """Sums and maxima over micro-batches, turned into metrics once: a mean of means would depend on the cut."""
+
+    sums: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    maxima: dict[str, float] = field(default_factory=dict[str, float])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, name: str, numerator: float, denominator: float) -> None:
+        entry = self.sums.setdefault(name, [0.0, 0.0])
+        entry[0] += numerator
+        entry[1] += denominator
+
+    def add_stats(self, prefix: str, stats: LossStats) -> None:
+        for name, (numerator, denominator) in stats.sums.items():
+            self.add(f"{prefix}/{name}", float(numerator), float(denominator))
+        for name, value in stats.maxima.items():
+            self.maxima[f"{prefix}/{name}"] = max(self.maxima.get(f"{prefix}/{name}", 0.0), float(value))
+
+    def metrics(self) -> Metrics:
+        means = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom > 0}
+        return {**means, **self.maxima, **self.counts}
+
+
+def make_trainable(module: nn.Module, schedule: Schedule, weight_decay: float) -> Trainable:
+    """AdamW with decay on matrices only."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=schedule.peak, fused=True)
+    return Trainable(module=module, optimizer=optimizer, schedule=schedule)
+
+
+def update(
+    actor: Trainable | None,
+    critic: Trainable | None,
+    batch: TrainBatch,
+    epochs: Sequence[Sequence[Minibatch]],
+    roles: Roles,
+    recipe: Recipe,
+    kl_coef: float,
+) -> Metrics:
+    """All optimizer steps of a phase. actor None: the critic warms up alone.
+
+    Adds `policy/*`, `value/*`, and what the first train batch's forward, made before any step, says of the old
+    log-probs: `policy/first_ratio_dev_mean` and `_max` (|r - 1|), and in the cached posture the mismatch with the
+    engine and `kl/k3_trainer`.
+    """
+    tally, first = Tally(), list[tuple[Tensor, TrainBatch]]()
+    for epoch, minibatches in enumerate(epochs):
+        for number, micros in enumerate(minibatches):
+            mask = batch.mask[torch.cat(micros)]
+            weights = torch.zeros_like(batch.advantages)
+            weights[torch.cat(micros)] = token_weights(mask, recipe.loss_agg, recipe.max_tokens)
+            if actor is not None:
+                keep = first if epoch == number == 0 else None
+                _actor_step(actor, batch, micros, weights, roles, recipe, kl_coef, tally, keep)
+            if critic is not None:
+                _critic_step(critic, batch, micros, weights, recipe, tally)
+    return {**tally.metrics(), **_first_metrics(first, recipe)}
+
+
+def _actor_step(  # noqa: PLR0913 - one step's whole world, named once
+    actor: Trainable,
+    batch: TrainBatch,
+    micros: Minibatch,
+    weights: Tensor,
+    roles: Roles,
+    recipe: Recipe,
+    kl_coef: float,
+    tally: Tally,
+    first: list[tuple[Tensor, TrainBatch]] | None,
+) -> None:
+    finite, sums = True, dict[str, float]()
+    for rows in micros:
+        part = trimmed(batch, rows).to(roles.actor.device)
+        weight = weights[rows, : part.tokens.shape[1]].to(roles.actor.device)
+        scores = token_scores(roles.actor, part.tokens, part.attention, part.mask, recipe.temperature, recipe.dtype)
+        if first is not None:
+            first.append((scores.logprobs.detach(), part))
+        token_loss, stats = policy_loss(
+            recipe.policy_loss, scores.logprobs, part.old_logprobs, part.advantages, part.mask, **recipe.loss_args
+        )
+        losses = {"policy/loss": (token_loss * weight).sum()}
+        if recipe.kl_in_loss:
+            assert part.ref_logprobs is not None
+            per_token = kl.estimate(recipe.kl_loss_estimator, scores.logprobs, part.ref_logprobs)
+            losses["policy/kl_loss"] = (per_token * weight).sum()
+        total = losses["policy/loss"] + kl_coef * losses.get("policy/kl_loss", 0.0)
+        if recipe.entropy_coef > 0:
+            total = total - recipe.entropy_coef * (scores.entropy * weight).sum()
+        finite = finite and bool(torch.isfinite(total))
+        total.backward()
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + float(value.detach())
+        tally.add_stats("policy", stats)
+        tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))
+    _step(actor, finite, recipe.max_grad_norm, "policy", sums, tally)
+
+
+def _critic_step(
+    critic: Trainable, batch: TrainBatch, micros: Minibatch, weights: Tensor, recipe: Recipe, tally: Tally
+) -> None:
+    module = critic.module
+    assert isinstance(module, Critic)
+    finite, total_loss = True, 0.0
+    for rows in micros:
+        part = trimmed(batch, rows).to(module.head.weight.device)
+        assert part.values is not None and part.returns is not None
+        weight = weights[rows, : part.tokens.shape[1]].to(module.head.weight.device)
+        values = token_values(module, part.tokens, part.attention, part.mask, recipe.dtype)
+        token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip)
+        loss = (token_loss * weight).sum()
+        finite = finite and bool(torch.isfinite(loss))
+        loss.backward()
+        total_loss += float(loss.detach())
+        clipped = stats.sums.get("clip_fraction")
+        if clipped is not None:
+            tally.add("value/clip_fraction", float(clipped[0]), float(part.mask.sum()))
+    _step(critic, finite, recipe.max_grad_norm, "value", {"value/loss": total_loss}, tally)
+
+
+def _step(trainable: Trainable, finite: bool, max_norm: float, room: str, sums: dict[str, float], tally: Tally) -> None:
+    """Clip once on the accumulated gradient and step, or skip. The schedule goes on either way: its length is fixed."""
+    norm = nn.utils.clip_grad_norm_(trainable.module.parameters(), max_norm)
+    done = finite and bool(torch.isfinite(norm))
+    if done:
+        for group in trainable.optimizer.param_groups:
+            group["lr"] = trainable.lr
+        trainable.optimizer.step()
+        for name, value in {f"{room}/grad_norm": float(norm), **sums}.items():
+            tally.add(name, value, 1.0)
+    tally.counts[f"{room}/skipped_steps"] = tally.counts.get(f"{room}/skipped_steps", 0) + (not done)
+    trainable.optimizer.zero_grad(set_to_none=True)
+    trainable.steps += 1
+
+
+def _first_metrics(first: list[tuple[Tensor, TrainBatch]], recipe: Recipe) -> Metrics:
+    """What the forward of the first train batch, made before any step, says of the old log-probs."""
+    new = torch.cat([logprobs[part.mask] for logprobs, part in first]) if first else torch.zeros(0)
+    if len(new) == 0:
+        return {}
+    old = torch.cat([part.old_logprobs[part.mask] for _, part in first])
+    deviation = ((new - old).exp() - 1).abs()
+    metrics = {
+        "policy/first_ratio_dev_mean": float(deviation.mean()),
+        "policy/first_ratio_dev_max": float(deviation.max()),
+    }
+    if recipe.explicit:
+        return metrics
+    rows = [
+        (logprobs[i][part.mask[i]], part.sampler_logprobs[i][part.mask[i]], _ref_of(part, i))
+        for logprobs, part in first
+        for i in range(part.num_rows)
+        if bool(part.mask[i].any())
+    ]
+    trainer, sampler = _pad([row[0] for row in rows]), _pad([row[1] for row in rows])
+    mask = _pad([torch.ones_like(row[0]) for row in rows]).bool()
+    mismatch = correction.mismatch(trainer, sampler, mask)
+    metrics |= {f"mismatch/{name}": value for name, value in mismatch.items()}
+    refs = [row[2] for row in rows if row[2] is not None]
+    if len(refs) == len(rows):
+        metrics["kl/k3_trainer"] = float(kl.episode_mean(kl.estimate("k3", trainer, _pad(refs)), mask))
+    return metrics
+
+
+def _ref_of(part: TrainBatch, i: int) -> Tensor | None:
+    return None if part.ref_logprobs is None else part.ref_logprobs[i][part.mask[i]]
+
+
+def _pad(rows: list[Tensor]) -> Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
