@@ -125,7 +125,7 @@ def test_a_failed_build_leaves_nothing(tmp_path):
 def test_a_killed_build_leaves_no_folder(tmp_path):
     code = (
         "from pathlib import Path; from klimb.playground import *\n"
-        f"build_playground(Path({str(tmp_path / 'playground')!r}), settings=PlaygroundSettings(sft_steps=10_000, "
+        f"build_playground(Path({str(tmp_path / 'playground')!r}), settings=PlaygroundSettings(sft_steps=1_000, "
         "hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, sft_batch=1))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

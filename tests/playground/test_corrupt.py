@@ -1,3 +1,4 @@
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ def test_the_better_response_is_better_by_the_verifier(task):
     rng = Random(0)
     rows = task.rows("train", 400)
     clean = 0
-    for row, other in zip(rows, rows[1:], strict=False):
+    for row, other in pairwise(rows):
         better, worse = (task.score(t, row.answer, row.extra) for t in draw_pair(task, row, other, rng))
         assert better.value > worse.value
         clean += better.correct

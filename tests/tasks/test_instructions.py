@@ -58,9 +58,9 @@ def test_each_constraint_is_seen_on_its_own(text, expected):
 def test_other_layouts_and_orders():
     assert not broken("Lemon; Apple\nend", category="fruits", count=2, case="capitalised", layout="semicolons",
                       order="reverse", intro=False, closing="end")  # fmt: skip
-    assert not broken("1. oak\n2. elm\nover", category="trees", count=2, case="lower", layout="numbers",
+    assert not broken("1. axe\n2. drill\nover", category="tools", count=2, case="lower", layout="numbers",
                       order="any", intro=False, closing="over")  # fmt: skip
-    assert broken("1. oak\n3. elm\nover", category="trees", count=2, case="lower", layout="numbers",
+    assert broken("1. axe\n3. drill\nover", category="tools", count=2, case="lower", layout="numbers",
                   order="any", intro=False, closing="over") == {"layout"}  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_time_is_linear_in_the_text():
 
 def test_words_are_told_apart():
     words = [word for category in CATEGORIES.values() for word in category]
-    assert len(words) == len(set(words)) == 96
+    assert len(words) == len(set(words)) == 54
     assert not set(words) & set(CLOSINGS)
     assert all(list(c) == sorted(c) and all(w.isascii() and w.islower() for w in c) for c in CATEGORIES.values())
 

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-LINES_PER_STAGE = 5
+SECONDS_BETWEEN_LINES = 15.0
 
 
 class Report(Protocol):
@@ -62,14 +62,16 @@ class _Lines:
         self.console = console
         self.stage = ""
         self.started = 0.0
+        self.printed = 0.0
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
         if stage != self.stage:
-            self.stage, self.started = stage, time.monotonic()
-        every = max(1, total // LINES_PER_STAGE)
-        if done % every == 0 or done == total:
-            seconds = time.monotonic() - self.started
-            left = f", {seconds / done * (total - done):.0f} s left" if 0 < done < total else ""
+            self.stage, self.started, self.printed = stage, now, 0.0
+        if done == total or not self.printed or now - self.printed > SECONDS_BETWEEN_LINES:
+            self.printed = now
+            seconds = now - self.started
+            left = f", {seconds / done * (total - done):.0f} s left" if 1 < done < total else ""
             self.console.print(f"{stage}: {done}/{total}, {seconds:.0f} s{left} {note}".rstrip(), highlight=False)
 
 

@@ -21,6 +21,7 @@ from klimb.playground.tokenizer import encode_prompts, encode_responses
 from klimb.tasks.base import Split, TaskRow, TaughtTask
 
 MAX_POSITIONS = 1024
+CLEAN_SHARE = 0.6
 
 
 def new_model(tokenizer: Any, settings: PlaygroundSettings) -> LlamaForCausalLM:
@@ -65,8 +66,8 @@ def train_sft(tokenizer: Any, settings: PlaygroundSettings, folder: Path, report
     drawn = draw_rows(settings.sft_steps, settings.sft_batch, settings.seed)
     rng = Random(f"playground demonstrations {settings.seed}")
     prompts = encode_prompts(tokenizer, [row.prompt for _, row in drawn])
-    # Half of the steps show the clean way, from which a small model learns it in fewer steps than through the slips.
-    num_clean = len(drawn) // 2
+    # The first steps show the clean way, from which a small model learns it in fewer steps than through the slips.
+    num_clean = int(CLEAN_SHARE * len(drawn))
     responses = encode_responses(
         tokenizer,
         [

