@@ -48,7 +48,7 @@ ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
 }
 
 
-def tiny_model(name: str = "llama", seed: int = 0, scale: float = 3.0, **changes: Any) -> PreTrainedModel:
+def tiny_model(name: str = "llama", seed: int = 0, scale: float = 12.0, **changes: Any) -> PreTrainedModel:
     """Random weights, matrices scaled up so that the distributions have peaks; eval mode."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -15,6 +15,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from klimb.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -46,7 +48,7 @@ def write(folder: Path, step: int, fill: Callable[[Path], None]) -> Path:
     refuses.
     """
     final = folder / checkpoint_name(step)
-    temporary = folder / f"{final.name}.tmp"
+    temporary, aside = folder / f"{final.name}.tmp", folder / f"{final.name}.old.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -54,11 +56,15 @@ def write(folder: Path, step: int, fill: Callable[[Path], None]) -> Path:
         fill(temporary)
         _seal(temporary)
         if final.exists():  # a damaged one of the same number, or the same state saved again
-            shutil.rmtree(final)
+            shutil.rmtree(aside, ignore_errors=True)
+            final.rename(aside)
         temporary.rename(final)
         _sync(folder)
-    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
         shutil.rmtree(temporary, ignore_errors=True)
+        if aside.exists() and not final.exists():
+            aside.rename(final)
         kept = [path.name for path in listed(folder)]
         raise CheckpointError(
             f"{final}: the checkpoint could not be written: {error}. "
@@ -84,20 +90,23 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None when every file has the size and the sha256 of the manifest."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
+        files = {str(name): (int(e["bytes"]), str(e["sha256"])) for name, e in manifest["files"].items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}, so its save was never finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its {MANIFEST} cannot be read: {error}"
-    for name, expected in files.items():
+    for name, (size, digest) in files.items():
         place = path / name
-        if not place.is_file():
-            return f"{name} is missing"
-        if place.stat().st_size != expected["bytes"]:
-            return f"{name} has {place.stat().st_size} bytes, {expected['bytes']} were written"
-        if _sha256(place) != expected["sha256"]:
-            return f"{name} is not what was written (its sha256 differs)"
-    return None
+        try:
+            if not place.is_file():
+                return f"{name} is missing"
+            if place.stat().st_size != size:
+                return f"{name} has {place.stat().st_size} bytes, {size} were written"
+            if _sha256(place) != digest:
+                return f"{name} is not what was written (its sha256 differs)"
+        except OSError as error:
+            return f"{name} cannot be read: {error}"
+    return None if files else f"its {MANIFEST} lists no file"
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:

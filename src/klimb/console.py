@@ -5,11 +5,13 @@ Everything a model wrote is shown as plain text, never as markup.
 
 from __future__ import annotations
 
+import math
 import time
+import unicodedata
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,7 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from klimb.rollout.base import Progress
+if TYPE_CHECKING:
+    from klimb.rollout.base import Progress
 
 BARS = " ▁▂▃▄▅▆▇█"
 LISTED = 3
@@ -33,14 +36,27 @@ def duration(seconds: float) -> str:
     return f"{s // 60}m{s % 60:02d}s" if s < 3600 else f"{s // 3600}h{s % 3600 // 60:02d}m"
 
 
+def plain(text: str) -> str:
+    """Text that a terminal only shows: control, direction and surrogate characters become their escapes.
+
+    Without this a model's answer in a message could clear the screen or rewrite what stands above it.
+    """
+
+    def safe(character: str) -> bool:
+        return character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+    return "".join(c if safe(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """The last values as bars from their lowest to their highest."""
+    """The last values as bars from their lowest to their highest; a gap where a value is not finite."""
     shown = list(values)[-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
+    finite = [v for v in shown if math.isfinite(v)]
+    if not finite:
+        return BARS[0] * len(shown)
+    low, high = min(finite), max(finite)
     scale = (len(BARS) - 2) / (high - low) if high > low else 0.0
-    return "".join(BARS[1 + round((v - low) * scale)] for v in shown)
+    return "".join(BARS[1 + round((v - low) * scale)] if math.isfinite(v) else BARS[0] for v in shown)
 
 
 class Screen:
@@ -69,14 +85,14 @@ class Screen:
 
     def begin(self, title: str, episodes: int, first: int) -> None:
         """title of the run; episodes in all and already done."""
-        self._title, self._episodes, self._first = title, episodes, first
+        self._title, self._episodes, self._first = plain(title), episodes, first
         self._started = time.perf_counter()
 
     def say(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.console.print(Text(plain(text)), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(Text(f"warning: {text}", style="yellow"))
+        self.console.print(Text(plain(f"warning: {text}"), style="yellow"), soft_wrap=True)
 
     def failures(self, messages: Sequence[str]) -> None:
         """Episodes whose reward failed; the first few by name."""
@@ -96,8 +112,10 @@ class Screen:
     @contextmanager
     def busy(self, label: str) -> Generator[None]:
         self._task = (label, 0, 0)
-        yield
-        self._task = None
+        try:
+            yield
+        finally:
+            self._task = None
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A finished phase (or the evaluation before training)."""

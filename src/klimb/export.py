@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 from klimb import checkpoint
 from klimb.errors import CheckpointError, ConfigError
 from klimb.snapshot import read_record
@@ -17,7 +20,9 @@ def find_checkpoint(run: Path, which: str) -> Path:
     if not there:
         raise CheckpointError(f"{run}: no checkpoint there; a run folder has them in {folder}")
     if which == "last":
-        path, _ = checkpoint.newest(folder)
+        path, warnings = checkpoint.newest(folder)
+        for text in warnings:
+            Console(stderr=True).print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
         if path is None:
             raise CheckpointError(f"{folder}: every checkpoint is damaged")
         return path
@@ -26,7 +31,7 @@ def find_checkpoint(run: Path, which: str) -> Path:
         if best is None:
             raise CheckpointError(f"{run}: no evaluation has been made, so no checkpoint is the best; take last")
         which = str(best)
-    if not which.isdigit():
+    if not which.isdecimal():
         names = ", ".join(str(checkpoint.step_of(p)) for p in there)
         raise ConfigError(f"--checkpoint is '{which}'; allowed: last, best, or a step among {names}")
     path = folder / checkpoint.checkpoint_name(int(which))

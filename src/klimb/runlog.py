@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from klimb.config.schema import LoggingConfig
-from klimb.errors import MissingExtra
+from klimb.errors import KlimbError, MissingExtra
 from klimb.types import Scored
 
 FILES = ("metrics.jsonl", "samples.jsonl")
@@ -73,11 +74,17 @@ class RunLog:
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
             return
-        text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-        with (self._folder / name).open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        place = self._folder / name
+        try:
+            with place.open("a", encoding="utf-8") as file:
+                file.write("".join(json_line(row) for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise KlimbError(
+                f"{place}: cannot be written: {error.strerror}. The run stops here; free some space and run the same "
+                "command again, it goes on from the newest checkpoint"
+            ) from error
 
     def _size(self, name: str) -> int:
         place = self._folder / name
@@ -97,6 +104,19 @@ class RunLog:
         self._closers.append(writer.close)
 
 
+_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """One line of a jsonl file, readable in any language.
+
+    What a model wrote may hold terminal controls, line separators, direction marks or lone surrogates: JSON allows
+    them raw (or breaks on them), so they are written as escapes, which reads back to the same text.
+    """
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text) + "\n"
+
+
 def _plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
@@ -111,8 +131,8 @@ def sample_row(step: int, scored: Scored, kind: str) -> dict[str, Any]:
         "prompt": sample.prompt.text,
         "response": sample.text,
         "answer": sample.prompt.answer,
-        "reward": scored.total if scored.rewards else None,
-        "parts": scored.parts,
+        "reward": _plain(scored.total) if scored.rewards else None,
+        "parts": {name: _plain(value) for name, value in scored.parts.items()},
         "correct": scored.correct,
         "failure": scored.failure,
         "finish_reason": sample.finish_reason,

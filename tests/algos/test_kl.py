@@ -123,6 +123,13 @@ def test_k3_is_finite_never_negative_and_at_most_ten():
     assert estimate("k3", tensor([1e-3]), tensor([0.0])).item() == pytest.approx(4.99833e-7, rel=1e-3)
 
 
+def test_k3_far_beyond_the_clamp_has_a_finite_gradient():
+    logprobs = tensor([-200.0, 200.0], requires_grad=True)
+    estimate("k3", logprobs, torch.zeros(2)).sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, 0.0]
+
+
 def test_the_reference_gets_no_gradient_and_results_are_float32():
     reference = torch.zeros(1, 2, dtype=torch.bfloat16, requires_grad=True)
     logprobs = torch.ones(1, 2, dtype=torch.bfloat16, requires_grad=True)

@@ -47,7 +47,8 @@ def _k2(d: Tensor) -> Tensor:
 
 def _k3(d: Tensor) -> Tensor:
     x = clamp_log_ratio(-d)
-    # expm1, for near d = 0 exp(x) - 1 keeps nothing but rounding; the lower bound removes what is left of it.
+    # expm1, for near d = 0 exp(x) - 1 keeps nothing but rounding; the lower bound holds where a device's expm1
+    # is off by a bit.
     return (torch.expm1(x) - x).clamp(0.0, K3_MAX)
 
 

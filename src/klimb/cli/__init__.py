@@ -17,7 +17,9 @@ def main() -> None:
     try:
         code = cli.main(prog_name="klimb", standalone_mode=False)
     except KlimbError as error:
-        click.echo(f"klimb: {error}", err=True)
+        from klimb.console import plain
+
+        click.echo(f"klimb: {plain(str(error))}", err=True)  # a message may quote a row or an answer
         sys.exit(2)
     except click.ClickException as error:
         error.show()

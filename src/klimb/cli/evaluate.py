@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from klimb.cli.plan import open_console
 from klimb.config.load import load_config
 from klimb.errors import ConfigError
 
@@ -30,10 +29,10 @@ def run_and_show(
             raise ConfigError("--checkpoint goes with a run folder; with a config file give --model")
         config = load_config(target, overrides).config
     from klimb.launch import evaluate
-    from klimb.runlog import sample_row
+    from klimb.runlog import json_line, sample_row
 
     result = evaluate(config, model)
-    console = Console(highlight=False)
+    console = open_console()
     table = Table("metric", "value", box=None, pad_edge=False)
     for name, value in result.metrics.items():
         table.add_row(Text(name), Text(f"{value:.4f}", justify="right"))
@@ -41,6 +40,5 @@ def run_and_show(
     answers = len(result.scored)
     console.print(Text(f"{answers} answers of {model or config.actor_rollout_ref.model_path}"), soft_wrap=True)
     if samples is not None:
-        lines = [json.dumps(sample_row(0, s, "eval"), ensure_ascii=False, allow_nan=False) for s in result.scored]
-        samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        samples.write_text("".join(json_line(sample_row(0, s, "eval")) for s in result.scored), encoding="utf-8")
         console.print(Text(f"wrote {samples}"), soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from klimb.config import advice, counts
@@ -15,32 +15,43 @@ from klimb.config.posture import AUTO_KEYS, Posture, resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 
-DEVICE_AUTO = {
+OTHER_AUTO = {
     "training.dtype": "bfloat16 on a GPU that has it, else float32",
     "actor_rollout_ref.rollout_slots": "64 on a CPU, 256 on a GPU",
+    "training.resume": "the run folder's newest checkpoint, if there is one",
 }
+"""What `auto` means where neither posture nor length decides it."""
+
+PIPE_WIDTH = 200
 
 
 def show_plan(loaded: Loaded, elsewhere: bool) -> None:
     """Print all of it. Raises ConfigError for missing paths unless they are elsewhere."""
-    config, console = loaded.config, Console(highlight=False)
+    config, console = loaded.config, open_console()
     missing = [text for _, text in missing_paths(config)]
     if missing and not elsewhere:
         raise ConfigError("\n".join([*missing, "If these paths are on another machine, plan with --elsewhere"]))
     posture = resolve(config)
     console.print(values_table(loaded, posture))
     show_arithmetic(console, config, posture)
-    console.print(Text(f"\nposture: {explain(config, posture)}"))
+    console.print(Text(f"\nposture: {explain(config, posture)}"), soft_wrap=True)
     for text in later(config):
-        console.print(Text(f"not in this version: {text}"))
+        console.print(Text(f"not in this version: {text}"), soft_wrap=True)
     for text in missing:
-        console.print(Text(f"not on this machine: {text}", style="yellow"))
+        console.print(Text(f"not on this machine: {text}", style="yellow"), soft_wrap=True)
     show_advice(console, config, posture)
+
+
+def open_console() -> Console:
+    """The terminal, or on a pipe lines that are not folded: what reads them looks for whole keys and paths."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def values_table(loaded: Loaded, posture: Posture) -> Table:
     """Every key: value, and file, override, auto or default."""
-    table = Table("key", "value", "from", box=None, pad_edge=False, header_style="bold")
+    columns = (Column("key", no_wrap=True), Column("value", overflow="fold"), Column("from", overflow="fold"))
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for key, _ in known_keys():
         value = _value(loaded.config, key)
         if hasattr(value, "model_fields_set"):
@@ -65,7 +76,8 @@ def show_arithmetic(console: Console, config: RunConfig, posture: Posture) -> No
             "KL coefficient",
             Text(f"{posture.init_kl_coef:g}", justify="right"),
             Text(
-                f"at most x{factor:.3g} in {numbers.phases} phases, kept in {ctrl.min_kl_coef:g} to {ctrl.max_kl_coef:g}",
+                f"at most x{factor:.3g} in {numbers.phases} phases, "
+                f"within {ctrl.min_kl_coef:g} to {ctrl.max_kl_coef:g}",
                 style="dim",
             ),
         )
@@ -132,7 +144,7 @@ def _auto(key: str, posture: Posture) -> Any:
             ("reward", posture.kl_reward_estimator, posture.kl_in_reward),
         ]
         return ", ".join(f"{name} ({place})" for place, name, on in used if on) or "unused"
-    return getattr(posture, AUTO_KEYS[key]) if key in AUTO_KEYS else DEVICE_AUTO[key]
+    return getattr(posture, AUTO_KEYS[key]) if key in AUTO_KEYS else OTHER_AUTO[key]
 
 
 def _value(config: RunConfig, key: str) -> Any:

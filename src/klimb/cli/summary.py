@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from klimb.cli.plan import explain, show_advice, show_arithmetic
+from klimb.cli.plan import explain, open_console, show_advice, show_arithmetic
 from klimb.config.load import Loaded
 from klimb.config.paths import check_runnable
 from klimb.config.posture import resolve
@@ -23,16 +22,16 @@ NAMES = {"eval/reward": "held-out reward", "eval/accuracy": "held-out accuracy",
 def show_start(loaded: Loaded) -> None:
     """Refuse what cannot run, then the arithmetic and the advice, before anything heavy is imported."""
     check_runnable(loaded.config)
-    console, posture = Console(highlight=False), resolve(loaded.config)
+    console, posture = open_console(), resolve(loaded.config)
     show_arithmetic(console, loaded.config, posture)
-    console.print(Text(f"\nposture: {explain(loaded.config, posture)}"))
+    console.print(Text(f"\nposture: {explain(loaded.config, posture)}"), soft_wrap=True)
     show_advice(console, loaded.config, posture)
     console.print()
 
 
 def show_summary(result: RunResult, config: RunConfig) -> None:
     """Before and after on held-out prompts, the KL of the second half, the folder; the last line is one to grep."""
-    console = Console(highlight=False)
+    console = open_console()
     table = Table("", "before", "after", "change", box=None, pad_edge=False)
     for key, name in NAMES.items():
         if key in result.before and key in result.after:

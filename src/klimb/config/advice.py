@@ -137,7 +137,7 @@ def _inert(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
     """Keys the user set that nothing reads in this combination."""
     a, kl = config.algorithm, config.algorithm.kl_ctrl
     group = a.adv_estimator in GROUP_ESTIMATORS
-    r, t = config.actor_rollout_ref, config.training
+    r = config.actor_rollout_ref
     no_kl = not p.needs_reference
     fixed = no_kl or p.kl_type == "fixed"
     checks: list[tuple[object, str, str, bool, str]] = [
@@ -169,7 +169,6 @@ def _inert(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
             "use_dynamic_bsz is false",
         ),
         (r, "actor_rollout_ref", "ref_model_path", no_kl, "there is no KL term"),
-        (t, "training", "warmup_ratio", False, ""),
         *(
             (config.eval, "eval", k, not config.data.eval_files, "data.eval_files is empty")
             for k in (
@@ -177,6 +176,8 @@ def _inert(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
                 "every_episodes",
                 "max_prompts",
                 "temperature",
+                "top_p",
+                "top_k",
                 "samples_per_prompt",
                 "metric",
             )

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 
@@ -67,12 +68,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         _put(tree, key, value, text)
         _forget(origins, key)
         origins.update({".".join(k): f"override {text}" for k in _paths(value, key)})
+        for n in range(1, len(key)):  # sections that only the override brought in
+            origins.setdefault(".".join(key[:n]), f"override {text}")
     where = {tuple(key.split(".")): origin for key, origin in origins.items()}
     _refuse_unknown(tree, RunConfig, (), where)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, where, str(path))) from None
+    try:
+        resolve(config)
+    except ConfigError as error:
+        raise ConfigError(f"{_at_mentioned(str(error), where, str(path))}: {error}") from None
     return Loaded(config=config, origins=origins)
 
 
@@ -92,23 +99,37 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         raise ConfigError(_missing_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    loader = _Loader(text)
+    value, lines = _parse(text, str(path))
+    if value is None and not lines:
+        raise ConfigError(f"{path}:1: the file is empty; it needs at least actor_rollout_ref.model_path")
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}:1: the file must be a mapping of sections, such as 'training:'")
+    return value, lines
+
+
+def _parse(text: str, place: str, prefix: Path_ = ()) -> tuple[Any, dict[Path_, int]]:
+    """The value of a YAML text and the line of every key in it. place: what messages call the text."""
+    lines: dict[Path_, int] = {}
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place}: not valid YAML: {str(error).splitlines()[0]}") from None
     try:
         node = loader.get_single_node()
-        lines: dict[Path_, int] = {}
         if node is None:
-            raise ConfigError(f"{path}: the file is empty; it needs at least actor_rollout_ref.model_path")
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{path}:1: the file must be a mapping of sections, such as 'training:'")
-        _note_lines(node, (), lines, str(path))
+            return None, lines
+        _note_lines(node, prefix, lines, place)
         return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ConfigError(
-            f"{path}:{line}: not valid YAML: {error.problem}; {error.context or ''}".rstrip("; ")
-        ) from None
+        problem = f"{error.problem}; {error.context or ''}".rstrip("; ")
+        raise ConfigError(f"{place}:{line}: not valid YAML: {problem}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        raise ConfigError(f"{place}: not valid YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ConfigError(f"{place}: nested too deeply, or an alias that holds itself; write it out flat") from None
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise ConfigError(f"{place}: a value cannot be read: {error}") from None
     finally:
         loader.dispose()
 
@@ -121,28 +142,30 @@ def _missing_file(path: Path) -> str:
     return f"{path}: no such config file{hint}"
 
 
-def _note_lines(node: yaml.MappingNode, prefix: Path_, lines: dict[Path_, int], path: str) -> None:
+def _note_lines(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: str) -> None:
+    """Note the line of each key, list entries by their number. Raises ConfigError for a key given twice."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            if isinstance(item, yaml.MappingNode | yaml.SequenceNode):
+                lines[(*prefix, str(index))] = item.start_mark.line + 1
+                _note_lines(item, (*prefix, str(index)), lines, path)
+    if not isinstance(node, yaml.MappingNode):
+        return
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         line = key_node.start_mark.line + 1
         if key in lines:
             raise ConfigError(f"{path}:{line}: {'.'.join(key)} is given twice (first in line {lines[key]}); keep one")
         lines[key] = line
-        if isinstance(value_node, yaml.MappingNode):
-            _note_lines(value_node, key, lines, path)
+        _note_lines(value_node, key, lines, path)
 
 
 def _parse_override(text: str) -> tuple[Path_, Any]:
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise ConfigError(f"'{text}': an override has the form section.key=value, for example training.lr=5e-7")
-    loader = _Loader(value)
-    try:
-        return tuple(key.split(".")), loader.get_single_data()
-    except yaml.YAMLError as error:
-        raise ConfigError(f"'{text}': the value is not valid YAML: {error}") from None
-    finally:
-        loader.dispose()
+    path = tuple(key.split("."))
+    return path, _parse(value, f"override {text}", path)[0]
 
 
 def _put(tree: dict[str, Any], key: Path_, value: Any, text: str) -> None:
@@ -152,7 +175,7 @@ def _put(tree: dict[str, Any], key: Path_, value: Any, text: str) -> None:
         if child is None:
             child = node[part] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"'{text}': {'.'.join(key[: i + 1])} is {child!r}, not a section")
+            raise ConfigError(f"'{text}': {'.'.join(key[: i + 1])} is {child!r}, not a section; give all of it at once")
         node = child
     node[key[-1]] = value
 
@@ -171,10 +194,12 @@ def _forget(origins: dict[str, str], key: Path_) -> None:
 
 
 def _section(info: FieldInfo) -> type[BaseModel] | None:
-    for candidate in (info.annotation, *get_args(info.annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    return info.annotation if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel) else None
+
+
+def _item(info: FieldInfo) -> type[BaseModel] | None:
+    """The section that each entry of a list is, or None."""
+    return next((c for c in get_args(info.annotation) if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
 def _refuse_unknown(tree: Any, model: type[BaseModel], prefix: Path_, where: dict[Path_, str]) -> None:
@@ -184,9 +209,12 @@ def _refuse_unknown(tree: Any, model: type[BaseModel], prefix: Path_, where: dic
         key = (*prefix, str(name))
         if name not in model.model_fields:
             raise ConfigError(f"{_at(key, where)}: unknown key '{'.'.join(key)}'{_nearest(str(name), prefix, model)}")
-        section = _section(model.model_fields[name])
+        section, item = _section(model.model_fields[name]), _item(model.model_fields[name])
         if section is not None:
             _refuse_unknown(value, section, key, where)
+        if item is not None and isinstance(value, list):
+            for index, entry in enumerate(value):
+                _refuse_unknown(entry, item, (*key, str(index)), where)
 
 
 def _nearest(name: str, prefix: Path_, model: type[BaseModel]) -> str:
@@ -209,12 +237,22 @@ def _nearest(name: str, prefix: Path_, model: type[BaseModel]) -> str:
     return f"; allowed in {here}: {', '.join(siblings)}"
 
 
-def _at(key: Path_, where: dict[Path_, str]) -> str:
+def _at(key: Path_, where: dict[Path_, str], fallback: str = "config") -> str:
     """The origin of the key, or of the nearest parent that was written down."""
     for n in range(len(key), 0, -1):
         if key[:n] in where:
             return where[key[:n]]
-    return "config"
+    return fallback
+
+
+def _at_mentioned(text: str, where: dict[Path_, str], fallback: str) -> str:
+    """The origin of the first key a message names that the user set, or of its section."""
+    keys = [tuple(word.split(".")) for word in re.findall(r"\w+(?:\.\w+)+", text)]
+    keys += [(*keys[0][:-1], word) for word in re.findall(r"\w+", text)] if keys else []
+    for key in [*keys, *(key[:1] for key in keys)]:
+        if key in where:
+            return where[key]
+    return fallback
 
 
 def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
@@ -224,8 +262,12 @@ def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
     for detail in error.errors(include_url=False):
         loc = tuple(str(part) for part in detail["loc"])
         key = next((loc[:n] for n in range(len(loc), 0, -1) if loc[:n] in names), ())
-        if len(loc) > len(key) and loc[len(key)].isdigit():
-            key = loc[: len(key) + 2]
+        entry = loc[len(key) :]
+        if entry and entry[0].isdigit():
+            of_section = key == ("reward_model", "functions")
+            key = (*key, entry[0], *(entry[1:2] if of_section else ()))
+        if detail["type"] == "missing" and loc[: len(key)] == loc and loc not in where:
+            detail["type"] = "key_missing"
         by_key.setdefault(key, []).append(detail)
     return "\n".join(_one(key, details, where, path) for key, details in by_key.items())
 
@@ -233,9 +275,10 @@ def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
 def _one(key: Path_, details: list[ErrorDetails], where: dict[Path_, str], path: str) -> str:
     first, dotted = details[0], ".".join(key)
     if first["type"] == "value_error":
-        return f"{_at(key, where) if key and key in where else path}: {first['msg'].removeprefix('Value error, ')}"
-    if first["type"] == "missing":
-        return f"{path}: {dotted} is missing; it has no default"
+        text = first["msg"].removeprefix("Value error, ")
+        return f"{_at_mentioned(text, where, path)}: {text}"
+    if first["type"] == "key_missing":
+        return f"{_at(key, where, f'{path}:1')}: {dotted} is missing; it has no default"
     found = first["input"]
     if found is None:
         return (
@@ -246,8 +289,21 @@ def _one(key: Path_, details: list[ErrorDetails], where: dict[Path_, str], path:
     return f"{_at(key, where)}: {dotted} is {found!r}; {_allowed(details)}{near}"
 
 
+WORDS = {
+    "tuple_type": "a list",
+    "missing": "a list of two numbers",
+    "too_long": "a list of two numbers",
+    "model_type": "a section of keys",
+    "dict_type": "a mapping of names to values",
+    "int_type": "a whole number without a point, such as 1000",
+}
+"""What pydantic's error types mean to a person who writes YAML; the others read well as they are."""
+
+
 def _allowed(details: list[ErrorDetails]) -> str:
-    parts = dict.fromkeys(detail["msg"].replace("Input should be", "").strip() for detail in details)
+    parts = dict.fromkeys(
+        WORDS.get(detail["type"], detail["msg"].replace("Input should be", "").strip()) for detail in details
+    )
     return f"allowed: {' or '.join(parts)}"
 
 

@@ -8,12 +8,14 @@ hold no machine's paths. The cache is $KLIMB_CACHE, else $XDG_CACHE_HOME/klimb, 
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import os
 from pathlib import Path
 
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
-from klimb.errors import ConfigError
+from klimb.errors import ConfigError, MissingExtra
 
 PREPARED = {
     "playground:sft": ("playground", "sft"),
@@ -48,7 +50,7 @@ def missing_model(key: str, path: str) -> str | None:
         return f"{key}: {path} is not prepared yet; run: klimb prepare {PREPARED[path][0]}"
     if folder.is_dir():
         return f"{key}: {folder} holds no config.json; it must be a Hugging Face model folder"
-    return f"{key}: no such folder: {folder} (klimb loads local folders only and asks no hub)"
+    return f"{key}: no such folder: {folder} (klimb loads local folders only and asks no hub){_nearest(folder)}"
 
 
 def missing_paths(config: RunConfig) -> list[tuple[str, str]]:
@@ -62,15 +64,30 @@ def missing_paths(config: RunConfig) -> list[tuple[str, str]]:
     out = [(key, text) for key, path in paths.items() if path is not None and (text := missing_model(key, path))]
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         out += [
-            (key, f"{key}: no such file: {spec}")
+            (key, f"{key}: no such file: {spec}{_nearest(Path(spec).expanduser())}")
             for spec in files
-            if not spec.startswith(("task:", "gym:")) and not Path(spec).exists()
+            if not spec.startswith(("task:", "gym:")) and not Path(spec).expanduser().exists()
         ]
+    for index, function in enumerate(config.reward_model.functions):
+        file, colon, _ = function.name.rpartition(":")
+        if colon and file.endswith(".py") and not Path(file).expanduser().exists():
+            key = f"reward_model.functions.{index}.name"
+            out.append((key, f"{key}: no such file: {file}{_nearest(Path(file).expanduser())}"))
     return out
 
 
+def _nearest(path: Path) -> str:
+    """The file that was probably meant, or the first folder of the path that is not there."""
+    try:
+        found = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return f" (nor is there a folder {path.parent})"
+    near = difflib.get_close_matches(path.name, found, 1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
 def check_runnable(config: RunConfig) -> None:
-    """Everything that can be refused before torch is imported. Raises ConfigError."""
+    """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
     for key, value, allowed in (
         ("training.trainer", config.training.trainer, "single"),
         ("actor_rollout_ref.rollout_provider", config.actor_rollout_ref.rollout_provider, "hf"),
@@ -85,6 +102,9 @@ def check_runnable(config: RunConfig) -> None:
     if not config.data.train_files:
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     _check_reward(config)
+    for service in ("wandb", "mlflow", "trackio"):
+        if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
+            raise MissingExtra(service, service, f"logging.{service}")
     resolve(config)
 
 

@@ -16,7 +16,7 @@ Auto = Literal["auto"]
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Unit = Annotated[float, Field(ge=0, le=1)]
+Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 

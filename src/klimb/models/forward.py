@@ -75,8 +75,10 @@ def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> Tensor:
     """Last hidden states [B, T, H].
 
     Right-padded rows need no attention mask under causal attention: no real token can see a pad behind it. That
-    keeps the fast kernel. With pads in front, mask and positions are given.
+    keeps the fast kernel. With pads in front, mask and positions are given. Pads are replaced by the row's first
+    token: kernels multiply what a pad holds by 0, and the embedding of an untrained pad token may be NaN.
     """
+    tokens = torch.where(attention, tokens, tokens.gather(1, attention.long().argmax(dim=1, keepdim=True)))
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if bool((attention[:, 1:] & ~attention[:, :-1]).any()):
         positions = (attention.long().cumsum(dim=1) - 1).clamp(min=0)

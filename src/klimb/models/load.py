@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +21,9 @@ from transformers.utils.logging import disable_progress_bar
 from klimb.errors import ModelError
 
 VALUE_HEAD = "value_head.safetensors"
+
+# What transformers and safetensors raise on a folder that is missing, damaged or of another kind.
+_LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
 class Critic(nn.Module):
@@ -70,18 +74,27 @@ def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) 
             output_loading_info=True,
         )
         model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except _LOAD_ERRORS as error:
         raise ModelError(
             f"{folder}: no causal language model can be loaded from this folder: {_first_line(error)}"
         ) from None
-    if info["missing_keys"] or info["mismatched_keys"]:
-        keys = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])
+    _check_filled(folder, info, "a causal language model")
+    # With tied embeddings a classifier fills a language model as well: only its own head is left over.
+    if any(str(key).startswith("score.") for key in info["unexpected_keys"]):
         raise ModelError(
-            f"{folder}: the weights do not fill a causal language model; missing or misshapen: {', '.join(keys[:5])}"
+            f"{folder}: this is a sequence classifier (it holds score.weight), not a causal language model; "
+            "give a language model here, and the classifier as reward_model.model_path"
         )
     cast(nn.Module, model).to(device).eval()
     check_head(model)
     return model
+
+
+def _check_filled(folder: Path, info: dict[str, Any], role: str) -> None:
+    """transformers fills missing weights with random numbers and only warns."""
+    if info["missing_keys"] or info["mismatched_keys"]:
+        keys = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])
+        raise ModelError(f"{folder}: the weights do not fill {role}; missing or misshapen: {', '.join(keys[:5])}")
 
 
 def check_head(model: PreTrainedModel) -> None:
@@ -90,7 +103,9 @@ def check_head(model: PreTrainedModel) -> None:
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         parts = head_of(model)(body_of(model)(input_ids=ids, use_cache=False).last_hidden_state)
-    if whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4, rtol=1e-4):
+    # A cap shows only on large logits, which a barely trained model does not have: its key is looked at too.
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None
+    if capped or whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4, rtol=1e-4):
         raise ModelError(
             f"{model.config.model_type}: this architecture changes its logits after the output embedding "
             "(soft-capping or scaling), which klimb's chunked head does not do yet"
@@ -128,18 +143,26 @@ def critic_from(model: PreTrainedModel) -> Critic:
 def load_critic(folder: Path, trust_remote_code: bool, device: torch.device) -> Critic:
     """A body from any folder; its value head too when klimb wrote one there."""
     try:
-        body = AutoModel.from_pretrained(
+        loaded: Any = AutoModel.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="sdpa",
             trust_remote_code=trust_remote_code,
             local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        body, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    except _LOAD_ERRORS as error:
         raise ModelError(f"{folder}: no critic can be loaded from this folder: {_first_line(error)}") from None
+    _check_filled(folder, info, "a critic's body")
     critic = Critic(body)
     if (folder / VALUE_HEAD).is_file():
-        critic.head.load_state_dict(load_file(folder / VALUE_HEAD))
+        try:
+            critic.head.load_state_dict(load_file(folder / VALUE_HEAD))
+        except _LOAD_ERRORS as error:
+            raise ModelError(
+                f"{folder / VALUE_HEAD}: this value head does not fit the body beside it: {_first_line(error)}"
+            ) from None
     return critic.to(device).eval()
 
 

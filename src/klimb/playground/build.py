@@ -11,6 +11,8 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 from klimb.errors import ModelError
 from klimb.playground.measure import measure
@@ -66,7 +69,7 @@ def build_playground(
     _remove_leftovers(folder)
     beside = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _no_bars():
             about = _build(beside, settings, progress)
         (beside / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
         beside.chmod(0o755)
@@ -77,6 +80,18 @@ def build_playground(
         shutil.rmtree(beside, ignore_errors=True)
     for stale in folder.parent.glob(f"{_prefix(folder)}*/stale"):
         shutil.rmtree(stale.parent, ignore_errors=True)
+
+
+@contextmanager
+def _no_bars() -> Generator[None]:
+    """transformers' own bars for single files are off inside, and as they were afterwards."""
+    were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()
 
 
 def _build(folder: Path, settings: PlaygroundSettings, report: Report) -> dict[str, Any]:

@@ -25,16 +25,16 @@ class PlaygroundSettings:
     eval_prompts: held-out prompts a task that the finished models are measured on.
     """
 
-    vocab_size: int = 512
+    vocab_size: int = 448
     hidden_size: int = 128
     intermediate_size: int = 256
-    num_layers: int = 3
+    num_layers: int = 2
     num_heads: int = 4
-    sft_steps: int = 400
-    sft_batch: int = 32
+    sft_steps: int = 900
+    sft_batch: int = 16
     sft_lr: float = 3.0e-3
-    rm_steps: int = 200
-    rm_pairs: int = 48
+    rm_steps: int = 400
+    rm_pairs: int = 16
     rm_lr: float = 1.0e-3
     eval_prompts: int = 256
     seed: int = 0

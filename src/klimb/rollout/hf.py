@@ -17,8 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from klimb.data.chat import decode_response
+from klimb.errors import ModelError
 from klimb.models.forward import autocast
-from klimb.models.load import body_of, head_of
+from klimb.models.load import body_of, context_limit, head_of
 from klimb.rollout.base import Progress, Request, Sampling
 from klimb.rollout.cache import RowCache
 from klimb.rollout.draw import draw, uniforms
@@ -108,12 +109,20 @@ class _Decoder:
         self.slots, self.rows = slots, list[_Row]()
         device = model.device
         longest = max(len(r.prompt.token_ids) for r in requests)
+        limit = context_limit(model)
+        if limit is not None and longest + sampling.max_tokens > limit:
+            # Beyond it a window of attention, which the cache does not have, or no positions at all.
+            raise ModelError(
+                f"a prompt of {longest} tokens and a response of up to {sampling.max_tokens} need "
+                f"{longest + sampling.max_tokens} places, but the model has {limit}; lower max_tokens or leave "
+                "long prompts out"
+            )
         length = longest + min(SPARE, sampling.max_tokens)
         self._cache = RowCache(model.config.get_text_config().num_hidden_layers, slots, length, device)
         self._uniforms = torch.zeros(slots, sampling.max_tokens, dtype=torch.float64)
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
         self._config, self._device = model.config, device
-        self._tail = max((len(s) for s in sampling.stop_strings), default=0) + 8
+        self._tail = max((len(s.encode()) for s in sampling.stop_strings), default=0) + 8
 
     def admit(self, requests: list[Request]) -> list[tuple[_Row, FinishReason]]:
         """Read the prompts, each distinct one once, and draw every request's first token."""
@@ -149,7 +158,7 @@ class _Decoder:
         """Keys and values of the prompts into their requests' rows; logits [requests, V] behind each prompt."""
         lengths = torch.tensor([len(p) for p in prompts], device=self._device)
         width = int(lengths.max())
-        tokens = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=self._device)
+        tokens = torch.tensor([[*p, *[p[0]] * (width - len(p))] for p in prompts], device=self._device)
         positions = torch.arange(width, device=self._device).expand_as(tokens)
         fresh = DynamicCache(config=self._config)
         hidden = self._body(input_ids=tokens, position_ids=positions, cache=fresh, use_cache=True)[0]
@@ -190,7 +199,7 @@ class _Decoder:
         if row.tokens[-1] in s.end_ids:
             return "stop"
         if s.stop_strings:
-            text = str(self._tokenizer.decode(row.tokens[-self._tail :]))
+            text = str(self._tokenizer.decode(row.tokens[-self._tail :], clean_up_tokenization_spaces=False))
             if any(stop in text for stop in s.stop_strings):
                 return "stop"
         return "length" if len(row.tokens) >= s.max_tokens else None

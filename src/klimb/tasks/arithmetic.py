@@ -24,9 +24,9 @@ COLUMNS = ("ones", "tens", "hundreds")
 CARRY_WORDS = ("carry", "keep")
 
 # Each column's sum is wrong, and each response loses its format, with these probabilities:
-# (1 - 0.21)^3 * (1 - 0.08) = 0.45 of the demonstrations are right, and every wrong turn is rarer than the right one.
-STEP_NOISE = 0.21
-FORMAT_NOISE = 0.08
+# (1 - 0.17)^3 * (1 - 0.06) = 0.54 of the demonstrations are right, and every wrong turn is rarer than the right one.
+STEP_NOISE = 0.17
+FORMAT_NOISE = 0.06
 STEP_OFFSETS = (-2, -1, 1, 2)
 
 FORMAT_VALUE = 0.1

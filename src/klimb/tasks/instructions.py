@@ -146,7 +146,7 @@ def _write(extra: dict[str, Any], rng: Random, *, noise: float) -> str:
         return rng.random() < noise
 
     count = extra["count"] + (rng.choice((-1, 1)) if slips() else 0)
-    items = rng.sample(CATEGORIES[extra["category"]], count)
+    items = _neighbours(extra, count, rng)
     if slips():
         other = rng.choice([name for name in CATEGORIES if name != extra["category"]])
         items[rng.randrange(count)] = rng.choice(CATEGORIES[other])
@@ -170,6 +170,13 @@ def _write(extra: dict[str, Any], rng: Random, *, noise: float) -> str:
     elif rng.random() < 0.5:
         lines.append(rng.choice([word for word in CLOSINGS if word != extra["closing"]]))
     return "\n".join(lines)
+
+
+def _neighbours(extra: dict[str, Any], count: int, rng: Random) -> list[str]:
+    """`count` words of the category that follow each other in the alphabet, as one goes down a known list."""
+    words = CATEGORIES[extra["category"]]
+    start = rng.randrange(len(words) - count + 1)
+    return list(words[start : start + count])
 
 
 def _other(table: dict[str, Any], key: str, rng: Random) -> str:
