@@ -172,14 +172,12 @@ def _critic_step(
         assert part.values is not None and part.returns is not None
         weight = weights[rows, : part.tokens.shape[1]].to(module.head.weight.device)
         values = token_values(module, part.tokens, part.attention, part.mask, recipe.dtype)
-        token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip)
+        token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip, part.mask)
         loss = (token_loss * weight).sum()
         finite = finite and bool(torch.isfinite(loss))
         loss.backward()
         total_loss += float(loss.detach())
-        clipped = stats.sums.get("clip_fraction")
-        if clipped is not None:
-            tally.add("value/clip_fraction", float(clipped[0]), float(part.mask.sum()))
+        tally.add_stats("value", stats)
     _step(critic, finite, recipe.max_grad_norm, "value", {"value/loss": total_loss}, tally)
 
 

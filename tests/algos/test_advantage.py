@@ -116,11 +116,11 @@ def test_grpo_is_computed_by_group_in_any_order_and_with_any_ids():
 
 @pytest.mark.parametrize("estimator", [grpo, rloo])
 def test_groups_without_spread_or_company_get_exactly_zero(estimator):
-    # the float32 mean of three times 0.1 is not 0.1; group 5 shrank to one row by a failure
-    rewards = tensor([0.1, 0.1, 0.1, 8.0, 3.0, NAN])
-    groups = tensor([1, 1, 1, 4, 5, 5])
-    valid = tensor([True, True, True, True, True, False])
-    assert estimator(rewards, groups, valid=valid).tolist() == [0.0] * 6
+    # the float32 mean of seven times 12.34 is not 12.34; group 5 shrank to one row by a failure
+    rewards = tensor([12.34] * 7 + [8.0, 3.0, NAN])
+    groups = tensor([1] * 7 + [4, 5, 5])
+    valid = tensor([True] * 9 + [False])
+    assert estimator(rewards, groups, valid=valid).tolist() == [0.0] * 10
 
 
 @pytest.mark.parametrize("estimator", [grpo, rloo])

@@ -46,6 +46,13 @@ def test_equal_logprobs_have_no_mismatch():
     assert set(measures.values()) == {0.0}
 
 
+@pytest.mark.parametrize("shift", [0.08, 0.24, 0.36, 0.78])
+def test_a_constant_ratio_has_an_effective_share_of_at_most_one(shift):
+    # rounding alone would make it 1.0000002
+    ess = mismatch(torch.full((1, 3), -shift), torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool))["ess"]
+    assert ess == 1.0
+
+
 def test_without_a_token_there_is_nothing_to_log():
     assert mismatch(tensor([[NAN]]), tensor([[0.0]]), tensor([[False]])) == {}
 
@@ -56,6 +63,7 @@ def test_extremes_stay_finite():
     assert all(math.isfinite(x) for x in measures.values())
     assert measures["max_log_ratio"] == 200.0
     assert measures["ess"] == pytest.approx(1 / 3, rel=1e-6)
+    assert mismatch(old[:, :1], sampler[:, :1], tensor([[True]]))["ppl_ratio"] == pytest.approx(math.exp(20.0))
     assert mismatch(old[:, 1:], sampler[:, 1:], torch.ones(1, 2, dtype=torch.bool))["k3"] == pytest.approx(
         (math.exp(20.0) - 21.0) / 2, rel=1e-6
     )

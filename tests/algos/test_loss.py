@@ -122,6 +122,8 @@ def test_extreme_log_ratios_are_clamped_and_counted():
     assert new.grad is not None
     assert new.grad.tolist() == [[0.0, 0.0, -1.0, -1.0]]
     assert fractions(stats)["clamped_share"] == 0.5
+    deviations = math.expm1(20.0) + math.expm1(-20.0)
+    assert fractions(stats)["approx_kl"] == pytest.approx(deviations / 4, rel=1e-6)
     assert stats.maxima["ratio_max"].item() == pytest.approx(math.exp(20.0), rel=1e-6)
 
 
@@ -186,3 +188,10 @@ def test_value_statistics_count_only_masked_in_tokens():
     loss, stats = value_loss(values, old, returns, 0.5, tensor([[True, False, False]]))
     assert_close(loss, tensor([[10.125, 0.0, 0.0]]))
     assert fractions(stats) == {"clip_fraction": 1.0}
+
+
+def test_the_largest_deviation_may_be_from_below():
+    new = tensor([[math.log(0.2), math.log(1.1)]])
+    _, stats = policy_loss("clip", new, torch.zeros(1, 2), torch.ones(1, 2), ones(1, 2))
+    assert stats.maxima["ratio_abs_dev_max"].item() == pytest.approx(0.8)
+    assert stats.maxima["ratio_max"].item() == pytest.approx(1.1)

@@ -97,16 +97,16 @@ def test_another_seed_gives_another_text(model: PreTrainedModel, requests: list[
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_recorded_log_probs_are_those_of_a_whole_forward(name: str, temperature: float) -> None:
-    model = tiny_model(name)
+    model = tiny_model(name, scale=8.0)
     samples = sample(
-        model, make_requests(make_prompts(LENGTHS), 2), 4, temperature=temperature, max_tokens=80, end_ids=ENDS
+        model, make_requests(make_prompts(LENGTHS), 2), 4, temperature=temperature, max_tokens=80
     )
     assert max(s.num_response_tokens for s in samples) > hf.SPARE, "the cache has to grow"
     for s in samples:
         tokens, mask = torch.tensor([s.token_ids]), torch.tensor([s.mask])
         with torch.no_grad():
             whole = token_scores(model, tokens, torch.ones_like(mask), mask, temperature).logprobs
-        assert torch.allclose(torch.tensor([s.logprobs]), whole, atol=2e-5, rtol=0)
+        assert torch.allclose(torch.tensor([s.logprobs]), whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -195,13 +195,13 @@ def test_a_stop_string_ends_where_it_is_complete(stop: str) -> None:
 
 def successor_model(sequence: Sequence[int]) -> PreTrainedModel:
     """A GPT-2 that says the sequence, whatever it reads: its embeddings of positions decide alone."""
-    model = tiny_model("gpt2", scale=0.0, tie_word_embeddings=False, n_embd=64, n_positions=64 * 4)
+    model = tiny_model("gpt2", scale=0.0, tie_word_embeddings=False, n_embd=1024)
     head = model.get_output_embeddings()
     assert head is not None
     with torch.no_grad():
-        places = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
+        places = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
         model.base_model.wpe.weight.copy_(places)
-        normed = torch.nn.functional.layer_norm(places, (64,))
+        normed = torch.nn.functional.layer_norm(places, (1024,))
         for place, token in enumerate(sequence[:40]):
             head.weight[token] += normed[place]
     return model
@@ -226,7 +226,7 @@ def test_a_prompt_asked_for_often_is_read_once(model: PreTrainedModel, requests:
     read: list[tuple[int, ...]] = []
     embedding = model.get_input_embeddings()
     handle = embedding.register_forward_hook(lambda _m, args, _o: read.append(tuple(args[0].shape)))
-    same = [replace(requests[3], index=i, seed=i) for i in range(12)]
+    same = [replace(requests[9], index=i, seed=i) for i in range(12)]
     together = sample(model, same, 12, max_tokens=6)
     handle.remove()
     assert [shape for shape in read if shape[1] == 60] == [(1, 60)]
