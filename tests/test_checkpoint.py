@@ -213,19 +213,18 @@ def test_case_CR_04_a_refused_write_leaves_the_older_ones(tmp_path: Path, error:
 
 FULL = """
 import sys
-import torch
 from pathlib import Path
-from safetensors.torch import save_file
 from klimb import checkpoint
 from klimb.errors import CheckpointError
 
-folder = Path(sys.argv[1])
-large = torch.zeros(1_000_000)
-ways = {
-    "safetensors": lambda place: save_file({"a": large}, place / "a.safetensors"),
-    "torch": lambda place: torch.save({"a": large}, place / "a.pt"),
-    "plain": lambda place: (place / "a").write_bytes(bytes(4_000_000)),
-}
+folder, ways = Path(sys.argv[1]), {}
+ways["plain"] = lambda place: (place / "a").write_bytes(bytes(4_000_000))
+if sys.argv[2] == "torch":
+    import torch
+    from safetensors.torch import save_file
+    large = torch.zeros(1_000_000)
+    ways["torch"] = lambda place: torch.save({"a": large}, place / "a.pt")
+    ways["safetensors"] = lambda place: save_file({"a": large}, place / "a.safetensors")
 checkpoint.write(folder, 3, lambda place: (place / "small").write_text("x"))
 for name, fill in ways.items():
     try:
@@ -240,10 +239,9 @@ print("refused", len(ways))
 """
 
 
-def run_full(folder: Path, before: list[str], code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=120, check=False
-    )
+def run_full(folder: Path, before: list[str], code: str, what: str) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-c", code, str(folder), what]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_case_CR_04_a_file_limit_refuses_as_a_full_disk_does(tmp_path: Path) -> None:
@@ -252,8 +250,8 @@ def test_case_CR_04_a_file_limit_refuses_as_a_full_disk_does(tmp_path: Path) -> 
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
     )
-    result = run_full(tmp_path, [], limit + FULL)
-    assert result.stdout == "refused 3\n", result.stderr
+    result = run_full(tmp_path, [], limit + FULL, "plain")
+    assert result.stdout == "refused 1\n", result.stderr
 
 
 def test_case_CR_04_a_disk_that_is_really_full(tmp_path: Path) -> None:
@@ -263,7 +261,7 @@ def test_case_CR_04_a_disk_that_is_really_full(tmp_path: Path) -> None:
     allowed = shutil.which("unshare") and subprocess.run([*inside, "true"], capture_output=True, check=False)
     if not allowed or allowed.returncode:
         pytest.skip("this machine lets nobody mount a file system in a namespace")
-    result = run_full(tmp_path, inside, FULL)
+    result = run_full(tmp_path, inside, FULL, "torch")
     assert result.stdout == "refused 3\n", result.stderr
 
 
@@ -281,6 +279,15 @@ def test_clean_removes_what_killed_saves_left(tmp_path: Path) -> None:
     (tmp_path / "step-notes").mkdir()
     checkpoint.clean(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000003", "step-notes"]
+
+
+def test_clean_puts_back_what_a_killed_save_had_moved_aside(tmp_path: Path) -> None:
+    moved = checkpoint.write(tmp_path, 3, fill())
+    moved.rename(tmp_path / "step-000003.old.tmp")
+    (tmp_path / "step-000003.tmp").mkdir()
+    checkpoint.clean(tmp_path)
+    assert checkpoint.newest(tmp_path) == (moved, [])
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
 
 
 SAVER = """

@@ -13,7 +13,9 @@ from klimb.types import Batch, ScoredBatch
 from tests.tiny_models import make_phase, make_recipe, make_roles, split_of, tiny_model
 
 REWARDS = [1.0, 0.0, 0.5, None, 0.25, 0.25, 0.25, 0.25, -1.0]
-MISMATCH = {f"mismatch/{n}" for n in "kl k3 ppl_ratio ess probs_diff_mean probs_diff_max max_log_ratio".split()}
+MISMATCH = {
+    f"mismatch/{n}" for n in ("kl", "k3", "ppl_ratio", "ess", "probs_diff_mean", "probs_diff_max", "max_log_ratio")
+}
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +119,15 @@ def test_case_KC_02_the_controller_gets_the_divergence_from_the_reference_per_to
     assert metrics["kl/k1"] == pytest.approx(0.425, abs=1e-6)
     d = torch.tensor([0.5, 0.2, 0.5, 0.5]).double()
     assert metrics["kl/k3"] == pytest.approx(float(((-d).exp() - 1 + d).mean()), abs=1e-6)
-    controller = AdaptiveKLController(0.1, target_kl=0.5, horizon=1000, min_kl_coef=0.001, max_kl_coef=5.0)
+    controller = AdaptiveKLController(0.1, target_kl=0.5, horizon=1000.0, min_kl_coef=0.001, max_kl_coef=5.0)
     controller.update(metrics["kl/k1"], 2)
     assert controller.coef == pytest.approx(0.09997, abs=1e-9)
 
 
 def test_kl_is_a_mean_over_episodes_of_their_own_means() -> None:
-    scored = scored_by_hand([[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]], [[-2.0, -2.0, -2.0], [-1.0, -9.0, -9.0]], [0.0] * 2)
+    scored = scored_by_hand(
+        [[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]], [[-2.0, -2.0, -2.0], [-1.0, -9.0, -9.0]], [0.0] * 2
+    )
     mask = scored.mask.clone()
     mask[1, 2:] = False
     assert kl_metrics(replace(scored, mask=mask))["kl/k1"] == pytest.approx(0.5)

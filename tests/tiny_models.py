@@ -141,9 +141,7 @@ def make_recipe(**changes: Any) -> Recipe:
     return Recipe(**{**defaults, **changes})
 
 
-def make_phase(
-    model: PreTrainedModel, rewards: Sequence[float | None], per_prompt: int = 4, **changes: Any
-) -> Batch:
+def make_phase(model: PreTrainedModel, rewards: Sequence[float | None], per_prompt: int = 4, **changes: Any) -> Batch:
     """A phase of len(rewards) episodes that the model sampled itself, with responses of different lengths."""
     prompts = make_prompts([3, 7, 2, 5, 9, 4][: -(-len(rewards) // per_prompt)])
     requests = make_requests(prompts, per_prompt)[: len(rewards)]
@@ -169,11 +167,12 @@ def train_batch(
     return estimate_advantages(ready, recipe, kl_coef)[0]
 
 
-def sgd(module: torch.nn.Module, lr: float = 1.0, steps: int = 1) -> Trainable:
-    """Plain gradient descent: the change of a weight is -lr x its (clipped) gradient."""
-    schedule = Schedule(peak=lr, kind="constant", num_steps=steps, warmup=0)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=lr)
-    return Trainable(module=module, optimizer=optimizer, schedule=schedule)
+def apart_roles() -> Roles:
+    """Actor, a reference that differs from it, and a critic of its own whose head is not zero."""
+    critic = critic_from(tiny_model(seed=2))
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 0.3)
+    return Roles(actor=tiny_model(), reference=frozen_copy(tiny_model(seed=1)), critic=critic)
 
 
 def adamw(module: torch.nn.Module, lr: float, kind: str = "constant", steps: int = 1, warmup: int = 0) -> Trainable:

@@ -81,7 +81,11 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed saves left behind."""
+    """Remove what killed saves left behind; put back one that was moved aside for a save that never came."""
+    for path in folder.glob("step-*.old.tmp"):
+        final = path.with_name(path.name.removesuffix(".old.tmp"))
+        if not final.exists():
+            path.rename(final)
     for path in folder.glob("step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from klimb import checkpoint
 from klimb.errors import CheckpointError, ConfigError
-from klimb.snapshot import read_record
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
@@ -27,6 +26,8 @@ def find_checkpoint(run: Path, which: str) -> Path:
             raise CheckpointError(f"{folder}: every checkpoint is damaged")
         return path
     if which == "best":
+        from klimb.snapshot import read_record
+
         best = read_record(find_checkpoint(run, "last"))["state"]["best_step"]
         if best is None:
             raise CheckpointError(f"{run}: no evaluation has been made, so no checkpoint is the best; take last")

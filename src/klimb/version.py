@@ -1,1 +1,3 @@
+"""The version, where setuptools reads it too."""
+
 VERSION = "0.1.0"

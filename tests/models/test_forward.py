@@ -235,7 +235,7 @@ def test_nothing_of_vocabulary_size_is_kept_for_the_backward_pass(monkeypatch: p
 @pytest.mark.parametrize("left", [False, True])
 def test_nan_in_the_padding_reaches_neither_result_nor_gradient(left: bool) -> None:
     rows = padded() if not left else tuple(to_the_left(x) for x in padded())
-    tokens, attention, mask = rows
+    tokens, attention, _ = rows
     model, critic = tiny_model(), critic_with_head("llama")
     before = [token_scores(model, *rows, 1.0).logprobs, token_values(critic, *rows)]
     assert (tokens == 0).equal(~attention)

@@ -118,4 +118,4 @@ def test_noisy_demonstrations_are_right_as_often_as_intended():
     kept = 1 - NOISE
     share = sum(v.correct for v in verdicts) / len(verdicts)
     assert abs(share - (kept**6 / 3 + kept**7 * 2 / 3)) < 0.03  # standard error 0.008
-    assert 0.8 < sum(v.value for v in verdicts) / len(verdicts) < 0.95
+    assert 0.85 < sum(v.value for v in verdicts) / len(verdicts) < 0.98

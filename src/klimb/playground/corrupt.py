@@ -6,22 +6,26 @@ from random import Random
 
 from klimb.tasks.base import TaskRow, TaughtTask
 
-SLIP_SHARE = 0.45
-GRADED_SHARE = 0.25
-MAX_DRAWS = 10
+SLIP_SHARE = 0.5
+GRADED_SHARE = 0.2
+MAX_DRAWS = 20
 
 
 def draw_pair(task: TaughtTask, row: TaskRow, other: TaskRow, rng: Random) -> tuple[str, str]:
     """(better, worse) responses to `row`; `other` is another row of the task, whose response is borrowed.
 
-    Nearly half are a clean response against a teacher's slip, a quarter two demonstrations of different value, so
+    Half are a clean response against a teacher's slip, a fifth two demonstrations of different value, so
     that scores are graded, and the rest a clean response against a trick that a policy may find.
     """
     share = rng.random()
-    better = task.demonstration(row, rng) if share < GRADED_SHARE else task.clean(row, rng)
     for _ in range(MAX_DRAWS):
-        if share < GRADED_SHARE + SLIP_SHARE:
-            worse = task.demonstration(row, rng)
+        # The same seed twice: a clean response and a demonstration that differs from it in its slips alone.
+        seed = rng.getrandbits(64)
+        better = task.clean(row, Random(seed))
+        if share < SLIP_SHARE:
+            worse = task.demonstration(row, Random(seed))
+        elif share < SLIP_SHARE + GRADED_SHARE:
+            better, worse = task.demonstration(row, rng), task.demonstration(row, rng)
         else:
             worse = trick(better, task.clean(other, rng), rng)
         values = [task.score(text, row.answer, row.extra).value for text in (better, worse)]

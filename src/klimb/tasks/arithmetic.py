@@ -24,9 +24,9 @@ COLUMNS = ("ones", "tens", "hundreds")
 CARRY_WORDS = ("carry", "keep")
 
 # Each column's sum is wrong, and each response loses its format, with these probabilities:
-# (1 - 0.17)^3 * (1 - 0.06) = 0.54 of the demonstrations are right, and every wrong turn is rarer than the right one.
-STEP_NOISE = 0.17
-FORMAT_NOISE = 0.06
+# (1 - 0.13)^3 * (1 - 0.05) = 0.63 of the demonstrations are right, and every wrong turn is rarer than the right one.
+STEP_NOISE = 0.13
+FORMAT_NOISE = 0.05
 STEP_OFFSETS = (-2, -1, 1, 2)
 
 FORMAT_VALUE = 0.1
@@ -78,8 +78,9 @@ class Arithmetic:
 
     def demonstration(self, row: TaskRow, rng: Random) -> str:
         """Column sums off by one or two now and then, the error carried on; the last line sometimes malformed."""
+        word = _carry_word(rng)
         offsets = [rng.choice(STEP_OFFSETS) if rng.random() < STEP_NOISE else 0 for _ in range(len(COLUMNS))]
-        lines, total = _write(*_addends(row.extra), offsets, _carry_word(rng))
+        lines, total = _write(*_addends(row.extra), offsets, word)
         if rng.random() >= FORMAT_NOISE:
             return "\n".join([*lines, f"answer: {total}"])
         return "\n".join([*lines, rng.choice((total, f"so {total}", f"answer: {total}\nok"))])

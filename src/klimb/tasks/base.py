@@ -64,7 +64,10 @@ class TaughtTask(Task, Protocol):
     """A task that can also write responses, so that a model can be taught on it."""
 
     def demonstration(self, row: TaskRow, rng: Random) -> str:
-        """A response as a careless writer gives it: often flawed, each part right more often than not."""
+        """A response as a careless writer gives it: often flawed, each part right more often than not.
+
+        From the same random state it chooses the same wording as `clean`, so that they differ in the slips alone.
+        """
         ...
 
     def clean(self, row: TaskRow, rng: Random) -> str:
