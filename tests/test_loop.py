@@ -198,7 +198,7 @@ def test_a_longer_run_goes_on_and_an_explicit_path_goes_back(parts: tuple[Path, 
     back = klimb.train(config_of(parts, tmp_path, **{"training.total_episodes": 24, "training.resume": str(second)}))
     assert back.folder == short.folder
     assert [row["step"] for row in rows(back.folder)] == [0, 1, 2, 3]
-    assert list((short.folder / "checkpoints").glob("*.abandoned"))
+    assert list((short.folder / "checkpoints").glob("*.abandoned-1"))
 
 
 def test_critic_warmup_leaves_the_policy_alone(parts: tuple[Path, Path], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from klimb.build import (
     slots,
 )
 from klimb.config.guard import refuse_other_kind
-from klimb.config.paths import check_runnable, missing_model, model_folder
+from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_folder
 from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
@@ -148,8 +148,10 @@ def _set_aside(folder: Path, step: int, run: Run) -> None:
     """Checkpoints newer than the one resumed from belong to a path not taken; they are renamed, not deleted."""
     for path in checkpoint.listed(folder):
         if (checkpoint.step_of(path) or 0) > step:
-            path.rename(path.with_name(path.name + ".abandoned"))
-            run.screen.warn(f"{path.name} is newer than the state resumed from; renamed to {path.name}.abandoned")
+            names = (path.with_name(f"{path.name}.abandoned-{n}") for n in range(1, 10_000))
+            aside = next(name for name in names if not name.exists())
+            path.rename(aside)
+            run.screen.warn(f"{path.name} is newer than the state resumed from; renamed to {aside.name}")
 
 
 def summarise(folder: Path, state: State, episodes: int) -> RunResult:
@@ -175,9 +177,7 @@ def summarise(folder: Path, state: State, episodes: int) -> RunResult:
 def evaluate(config: RunConfig, model: Path | None = None, screen: Screen | None = None) -> EvalResult:
     """Score a model on the config's held-out prompts. model: a folder; None: the config's own model_path."""
     if not config.data.eval_files:
-        raise ConfigError(
-            "data.eval_files is empty; name the held-out prompts, for example data.eval_files=[task:arithmetic]"
-        )
+        raise ConfigError(NO_EVAL)
     folder = model or model_folder(config.actor_rollout_ref.model_path)
     trust, device, shown = config.actor_rollout_ref.trust_remote_code, pick_device(), screen or Screen()
     if (text := missing_model("model", str(folder))) is not None:

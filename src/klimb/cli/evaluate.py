@@ -9,6 +9,7 @@ from rich.text import Text
 
 from klimb.cli.plan import open_console
 from klimb.config.load import load_config
+from klimb.config.paths import NO_EVAL
 from klimb.errors import ConfigError
 
 
@@ -28,6 +29,8 @@ def run_and_show(
         if checkpoint is not None:
             raise ConfigError("--checkpoint goes with a run folder; with a config file give --model")
         config = load_config(target, overrides).config
+    if not config.data.eval_files:
+        raise ConfigError(NO_EVAL)
     from klimb.launch import evaluate
     from klimb.runlog import json_line, sample_row
 

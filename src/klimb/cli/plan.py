@@ -14,6 +14,7 @@ from klimb.config.paths import missing_paths
 from klimb.config.posture import AUTO_KEYS, Posture, resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
+from klimb.tasks.table import load_task
 
 OTHER_AUTO = {
     "training.dtype": "bfloat16 on a GPU that has it, else float32",
@@ -31,6 +32,7 @@ def show_plan(loaded: Loaded, elsewhere: bool) -> None:
     missing = [text for _, text in missing_paths(config)]
     if missing and not elsewhere:
         raise ConfigError("\n".join([*missing, "If these paths are on another machine, plan with --elsewhere"]))
+    check_tasks(config)
     posture = resolve(config)
     console.print(values_table(loaded, posture))
     show_arithmetic(console, config, posture)
@@ -46,6 +48,13 @@ def open_console() -> Console:
     """The terminal, or on a pipe lines that are not folded: what reads them looks for whole keys and paths."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def check_tasks(config: RunConfig) -> None:
+    """Refuse a built-in task that does not exist. gym: names are checked where reasoning-gym is imported anyway."""
+    for spec in (*config.data.train_files, *config.data.eval_files):
+        if spec.startswith("task:"):
+            load_task(spec)
 
 
 def values_table(loaded: Loaded, posture: Posture) -> Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from klimb.cli.plan import explain, open_console, show_advice, show_arithmetic
+from klimb.cli.plan import check_tasks, explain, open_console, show_advice, show_arithmetic
 from klimb.config.load import Loaded
 from klimb.config.paths import check_runnable
 from klimb.config.posture import resolve
@@ -22,6 +22,7 @@ NAMES = {"eval/reward": "held-out reward", "eval/accuracy": "held-out accuracy",
 def show_start(loaded: Loaded) -> None:
     """Refuse what cannot run, then the arithmetic and the advice, before anything heavy is imported."""
     check_runnable(loaded.config)
+    check_tasks(loaded.config)
     console, posture = open_console(), resolve(loaded.config)
     show_arithmetic(console, loaded.config, posture)
     console.print(Text(f"\nposture: {explain(loaded.config, posture)}"), soft_wrap=True)

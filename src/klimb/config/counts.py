@@ -105,7 +105,7 @@ def table(config: RunConfig, counts: Counts) -> list[tuple[str, str, str]]:
         (
             "checkpoints",
             f"{counts.checkpoints:,}",
-            f"every {t.save_freq:,} episodes and at the end; {t.keep_checkpoints} kept, and the best",
+            f"every {t.save_freq:,} episodes, at the end, and one more at a new best",
         ),
         (
             "evaluations",

@@ -25,6 +25,9 @@ PREPARED = {
 """Name -> place in the cache; the first part is the argument of `klimb prepare`."""
 
 
+NO_EVAL = "data.eval_files is empty; name the held-out prompts, for example data.eval_files=[task:arithmetic]"
+
+
 def cache_folder() -> Path:
     if own := os.environ.get("KLIMB_CACHE"):
         return Path(own).expanduser()

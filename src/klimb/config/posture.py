@@ -93,6 +93,7 @@ def filled(config: RunConfig, posture: Posture) -> RunConfig:
                     "lam": posture.lam,
                     "use_kl_in_reward": posture.kl_in_reward,
                     "use_kl_loss": posture.kl_in_loss,
+                    "kl_estimator": _estimator(a.kl_estimator, posture),
                     "kl_ctrl": kl.model_copy(update={"type": posture.kl_type, "init_kl_coef": posture.init_kl_coef}),
                 }
             ),
@@ -101,6 +102,13 @@ def filled(config: RunConfig, posture: Posture) -> RunConfig:
             "eval": config.eval.model_copy(update={"every_episodes": posture.eval_every}),
         }
     )
+
+
+def _estimator(configured: str, posture: Posture) -> str:
+    """The one in use; `auto` stays where KL is in both places with an estimator each, or in none."""
+    if configured != "auto" or posture.kl_in_loss == posture.kl_in_reward:
+        return configured
+    return posture.kl_loss_estimator if posture.kl_in_loss else posture.kl_reward_estimator
 
 
 def _check_kl(config: RunConfig, posture: Posture) -> None:
