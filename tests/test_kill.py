@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from klimb import checkpoint
-from tests.tiny import build_tiny_model, rows, tiny_tree, write_config, write_inputs
+from tests.tiny_runs import build_tiny_model, rows, tiny_tree, write_config, write_inputs
 
 KLIMB = Path(sys.executable).parent / "klimb"
 KILLS = 20

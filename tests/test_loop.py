@@ -14,7 +14,7 @@ import klimb
 from klimb import checkpoint
 from klimb.config.schema import RunConfig
 from klimb.errors import CheckpointError, RewardError
-from tests.tiny import build_tiny_model, rows, tiny_config, write_inputs
+from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
 
 
 @pytest.fixture(scope="module")

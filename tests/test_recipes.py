@@ -13,7 +13,7 @@ from klimb.config.load import load_config
 from klimb.config.paths import missing_model
 from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
-from tests.tiny import rows
+from tests.tiny_runs import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

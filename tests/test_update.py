@@ -282,7 +282,15 @@ def test_case_KE_04_the_kl_coefficient_acts_where_kl_was_placed_and_nowhere_else
     # Both: the gradient of the loss term comes on top of what the reward does, once.
     assert distance(both[0] - reward[0], loss[0] - off[0]) < 1e-4
     assert torch.equal(both[1], reward[1])
-    assert loss[2]["policy/kl_loss"] > 0
+    # The term by hand: coefficient x token mean, with the gradient of k2.
+    whole = (batch.tokens, batch.attention, batch.mask, 0.8)
+    assert roles.reference is not None
+    d = token_scores(roles.actor, *whole).logprobs - token_scores(roles.reference, *whole).logprobs.detach()
+    parameters = list(roles.actor.parameters())
+    by_hand = torch.autograd.grad(0.5 * (d.square() / 2)[batch.mask].mean(), parameters)
+    assert distance(loss[0] - off[0], torch.cat([g.flatten() for g in by_hand])) < 1e-4
+    k3 = (torch.exp(-d) - 1 + d)[batch.mask].mean()
+    assert loss[2]["policy/kl_loss"] == pytest.approx(float(k3.detach()), rel=1e-4)
 
 
 def test_the_gradient_is_clipped_once_on_the_whole_step(batch: Batch, roles: Roles) -> None:
