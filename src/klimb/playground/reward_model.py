@@ -97,6 +97,9 @@ def new_reward_model(sft: LlamaForCausalLM) -> LlamaForSequenceClassification:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     torch.nn.init.zeros_(model.score.weight)
+    # What the SFT model expects is what a response is judged by: training the layers that know it would undo them.
+    for part in (body.embed_tokens, *body.layers[:-EXTRA_LAYERS]):
+        part.requires_grad_(False)
     return model
 
 
@@ -115,6 +118,7 @@ def train_reward_model(
         callbacks=[TrainerReport("reward model", report)],
     )
     run_quietly(trainer)
+    model.requires_grad_(True)
     model.eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
