@@ -87,7 +87,7 @@ def moved(
     train = change(train_batch(batch, cut, own, recipe, kl_coef))
     actor, gradients = recording(own.actor)
     critic, of_critic = (None, [torch.zeros(0)]) if own.critic is None else recording(own.critic)
-    metrics = update(actor, critic, train, cut, own, recipe, kl_coef)
+    metrics = update(actor, critic, train, cut, recipe, kl_coef)
     return gradients[0], of_critic[0], metrics
 
 
@@ -125,11 +125,11 @@ def test_case_OS_01_a_smaller_last_train_batch_has_its_own_denominator(
     for module, which in ((roles.actor, 0), (roles.critic, 1)):
         trainable, both = recording(module)
         pair = (trainable, None) if which == 0 else (None, trainable)
-        update(*pair, train, cut, roles, recipe, 0.0)
+        update(*pair, train, cut, recipe, 0.0)
         assert len(both) == 2
         for gradient, minibatch in zip(list(both), cut[0], strict=True):
             rows = torch.cat(minibatch)
-            update(*pair, train.select(rows), [[(torch.arange(len(rows)),)]], roles, recipe, 0.0)
+            update(*pair, train.select(rows), [[(torch.arange(len(rows)),)]], recipe, 0.0)
             assert distance(gradient, both[-1]) < 2e-6
 
 
@@ -165,11 +165,17 @@ def test_a_failed_row_contributes_nothing(roles: Roles) -> None:
             assert distance(a[1], b[1]) < 1e-6
 
 
-def test_a_train_batch_of_failures_has_no_gradient(roles: Roles) -> None:
+def test_a_train_batch_of_failures_makes_no_step(roles: Roles) -> None:
     failed = make_phase(roles.actor, [None] * 4)
-    actor, critic, metrics = moved(failed, roles, recipe_of(kl_in_loss=True, entropy_coef=0.1), 0.1, step=2)
-    assert not actor.any()
-    assert not critic.any()
+    recipe = recipe_of(kl_in_loss=True, entropy_coef=0.1)
+    cut = split_of(failed, 2, 2)
+    train = train_batch(failed, cut, roles, recipe, 0.1)
+    actor, of_actor = recording(roles.actor)
+    assert roles.critic is not None
+    critic, of_critic = recording(roles.critic)
+    metrics = update(actor, critic, train, cut, recipe, 0.1)
+    assert of_actor == of_critic == []
+    assert actor.steps == critic.steps == 2
     assert metrics["policy/skipped_steps"] == 0
     assert "policy/entropy" not in metrics
     assert "policy/first_ratio_dev_max" not in metrics

@@ -49,7 +49,7 @@ def test_a_non_finite_step_is_skipped_counted_and_still_advances_the_schedule(ba
     actor, critic = adamw(own.actor, 1e-3, "linear", 8), adamw(own.critic, 1e-3, "linear", 8)
     bad = next(m for m in cut[0] if 0 in torch.cat(m).tolist())
     before = [weights_of(own.actor), weights_of(own.critic)]
-    metrics = update(actor, critic, train, [[bad]], own, recipe, 0.0)
+    metrics = update(actor, critic, train, [[bad]], recipe, 0.0)
     assert metrics["policy/skipped_steps"] == metrics["value/skipped_steps"] == 1
     assert torch.equal(weights_of(own.actor), before[0])
     assert torch.equal(weights_of(own.critic), before[1])
@@ -58,7 +58,7 @@ def test_a_non_finite_step_is_skipped_counted_and_still_advances_the_schedule(ba
     assert "policy/grad_norm" not in metrics
     assert all(math.isfinite(v) for k, v in metrics.items() if k in ("policy/loss", "value/loss"))
     # Two epochs of two steps: one of each epoch is skipped, the others are made and finite.
-    metrics = update(actor, critic, train, cut, own, recipe, 0.0)
+    metrics = update(actor, critic, train, cut, recipe, 0.0)
     assert metrics["policy/skipped_steps"] == metrics["value/skipped_steps"] == 2
     assert (actor.steps, critic.steps) == (5, 5)
     assert weights_of(own.actor).isfinite().all()
@@ -75,7 +75,7 @@ def test_case_LR_01_the_schedule_counts_optimizer_steps(roles: Roles) -> None:
     cut = split_of(phase, step=2, micro=2, epochs=2)
     train = train_batch(phase, cut, own, recipe)
     for turn in range(1, 11):
-        update(actor, None, train, cut, own, recipe, 0.0)
+        update(actor, None, train, cut, recipe, 0.0)
         used = actor.optimizer.param_groups[0]["lr"]
         assert used == pytest.approx(1e-5 * (1 - (8 * turn - 1) / 80), abs=1e-12)
         if turn in (5, 9):
@@ -137,10 +137,10 @@ def test_the_critic_learns_a_fixed_batch_while_the_actor_rests(batch: Batch, rol
     train = train_batch(batch, cut, own, recipe)
     assert own.critic is not None
     critic, before = adamw(own.critic, 3e-3), weights_of(roles.actor)
-    losses = [update(None, critic, train, cut, own, recipe, 0.0)["value/loss"] for _ in range(30)]
+    losses = [update(None, critic, train, cut, recipe, 0.0)["value/loss"] for _ in range(30)]
     assert losses[-1] < 0.3 * losses[0]
     assert torch.equal(weights_of(roles.actor), before)
-    assert "policy/loss" not in update(None, critic, train, cut, own, recipe, 0.0)
+    assert "policy/loss" not in update(None, critic, train, cut, recipe, 0.0)
 
 
 def test_the_actor_makes_rewarded_answers_likelier(roles: Roles) -> None:
@@ -151,9 +151,25 @@ def test_the_actor_makes_rewarded_answers_likelier(roles: Roles) -> None:
     before = train_batch(phase, cut, own, recipe)
     actor = adamw(own.actor, 1e-3)
     for _ in range(3):
-        update(actor, None, before, cut, own, recipe, 0.0)
+        update(actor, None, before, cut, recipe, 0.0)
     after = train_batch(phase, cut, own, recipe)
     change = (after.old_logprobs - before.old_logprobs).sum(dim=1)
     good = phase.rewards == 1.0
     assert (change[good] > 0).all()
     assert change[good].mean() > change[~good].mean() + 0.1
+
+
+def test_a_train_batch_without_a_token_moves_nothing_but_the_schedule(batch: Batch, roles: Roles) -> None:
+    """Old momentum must not step on an empty gradient."""
+    own = Roles(actor=copy.deepcopy(roles.actor), reference=None, critic=copy.deepcopy(roles.critic))
+    cut = split_of(batch, step=4, micro=2)
+    train = train_batch(batch, cut, own, RECIPE)
+    assert own.critic is not None
+    actor, critic = adamw(own.actor, 1e-2), adamw(own.critic, 1e-2)
+    update(actor, critic, train, cut, RECIPE, 0.0)
+    before = [weights_of(own.actor), weights_of(own.critic)]
+    metrics = update(actor, critic, replace(train, mask=torch.zeros_like(train.mask)), cut, RECIPE, 0.0)
+    assert torch.equal(weights_of(own.actor), before[0])
+    assert torch.equal(weights_of(own.critic), before[1])
+    assert (actor.steps, critic.steps) == (4, 4)
+    assert metrics["policy/skipped_steps"] == metrics["value/skipped_steps"] == 0

@@ -132,9 +132,7 @@ def _turn(run: Run, state: State, interrupt: Interrupt) -> State:
     with clock("update"):
         lr, kl_coef = run.actor.lr, run.controller.coef
         warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
-        update_metrics = update(
-            None if warming_up else run.actor, run.critic, train_batch, epochs, run.roles, run.recipe, kl_coef
-        )
+        update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), step)
     with_token = int(batch.mask.any(dim=1).sum())
     if run.posture.needs_reference and "kl/k3" in score_metrics:

@@ -8,18 +8,20 @@ step and is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from transformers import PreTrainedModel
 
 from klimb.algos import correction, kl
 from klimb.algos.loss import LossStats, policy_loss, value_loss
 from klimb.algos.ops import token_weights
 from klimb.batch import Minibatch, trimmed
-from klimb.learn import Metrics, Recipe, Roles
+from klimb.learn import Metrics, Recipe
 from klimb.models.forward import token_scores, token_values
 from klimb.models.load import Critic
 from klimb.types import TrainBatch
@@ -99,7 +101,6 @@ def update(
     critic: Trainable | None,
     batch: TrainBatch,
     epochs: Sequence[Sequence[Minibatch]],
-    roles: Roles,
     recipe: Recipe,
     kl_coef: float,
 ) -> Metrics:
@@ -112,33 +113,49 @@ def update(
     tally, first = Tally(), list[tuple[Tensor, TrainBatch]]()
     for epoch, minibatches in enumerate(epochs):
         for number, micros in enumerate(minibatches):
-            mask = batch.mask[torch.cat(micros)]
-            weights = torch.zeros_like(batch.advantages)
-            weights[torch.cat(micros)] = token_weights(mask, recipe.loss_agg, recipe.max_tokens)
+            work = Work(batch=batch, micros=micros, weights=_weights(batch, micros, recipe), recipe=recipe)
             if actor is not None:
-                keep = first if epoch == number == 0 else None
-                _actor_step(actor, batch, micros, weights, roles, recipe, kl_coef, tally, keep)
+                _actor_step(actor, work, kl_coef, tally, first if epoch == number == 0 else None)
             if critic is not None:
-                _critic_step(critic, batch, micros, weights, recipe, tally)
+                _critic_step(critic, work, tally)
     return {**tally.metrics(), **_first_metrics(first, recipe)}
 
 
-def _actor_step(  # noqa: PLR0913 - one step's whole world, named once
-    actor: Trainable,
-    batch: TrainBatch,
-    micros: Minibatch,
-    weights: Tensor,
-    roles: Roles,
-    recipe: Recipe,
-    kl_coef: float,
-    tally: Tally,
-    first: list[tuple[Tensor, TrainBatch]] | None,
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One optimizer step's share of a phase: its micro-batches, and the weight of every token's loss [B, T]."""
+
+    batch: TrainBatch
+    micros: Minibatch
+    weights: Tensor
+    recipe: Recipe
+
+    @property
+    def is_empty(self) -> bool:
+        """No token left: every row failed. There is nothing to step on, not even with old momentum."""
+        return not bool(self.batch.mask[torch.cat(self.micros)].any())
+
+    def parts(self, device: torch.device) -> Iterator[tuple[TrainBatch, Tensor]]:
+        for rows in self.micros:
+            part = trimmed(self.batch, rows).to(device)
+            yield part, self.weights[rows, : part.tokens.shape[1]].to(device)
+
+
+def _weights(batch: TrainBatch, micros: Minibatch, recipe: Recipe) -> Tensor:
+    """From the whole train batch's mask, so that no gradient depends on how it is cut."""
+    rows = torch.cat(micros)
+    weights = torch.zeros_like(batch.advantages)
+    weights[rows] = token_weights(batch.mask[rows], recipe.loss_agg, recipe.max_tokens)
+    return weights
+
+
+def _actor_step(
+    actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: list[tuple[Tensor, TrainBatch]] | None
 ) -> None:
+    model, recipe = cast(PreTrainedModel, actor.module), work.recipe
     finite, sums = True, dict[str, float]()
-    for rows in micros:
-        part = trimmed(batch, rows).to(roles.actor.device)
-        weight = weights[rows, : part.tokens.shape[1]].to(roles.actor.device)
-        scores = token_scores(roles.actor, part.tokens, part.attention, part.mask, recipe.temperature, recipe.dtype)
+    for part, weight in work.parts(model.device):
+        scores = token_scores(model, part.tokens, part.attention, part.mask, recipe.temperature, recipe.dtype)
         if first is not None:
             first.append((scores.logprobs.detach(), part))
         token_loss, stats = policy_loss(
@@ -158,19 +175,15 @@ def _actor_step(  # noqa: PLR0913 - one step's whole world, named once
             sums[name] = sums.get(name, 0.0) + float(value.detach())
         tally.add_stats("policy", stats)
         tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))
-    _step(actor, finite, recipe.max_grad_norm, "policy", sums, tally)
+    _step(actor, finite, recipe.max_grad_norm, "policy", sums, tally, work.is_empty)
 
 
-def _critic_step(
-    critic: Trainable, batch: TrainBatch, micros: Minibatch, weights: Tensor, recipe: Recipe, tally: Tally
-) -> None:
-    module = critic.module
+def _critic_step(critic: Trainable, work: Work, tally: Tally) -> None:
+    module, recipe = critic.module, work.recipe
     assert isinstance(module, Critic)
     finite, total_loss = True, 0.0
-    for rows in micros:
-        part = trimmed(batch, rows).to(module.head.weight.device)
+    for part, weight in work.parts(module.head.weight.device):
         assert part.values is not None and part.returns is not None
-        weight = weights[rows, : part.tokens.shape[1]].to(module.head.weight.device)
         values = token_values(module, part.tokens, part.attention, part.mask, recipe.dtype)
         token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip, part.mask)
         loss = (token_loss * weight).sum()
@@ -178,14 +191,22 @@ def _critic_step(
         loss.backward()
         total_loss += float(loss.detach())
         tally.add_stats("value", stats)
-    _step(critic, finite, recipe.max_grad_norm, "value", {"value/loss": total_loss}, tally)
+    _step(critic, finite, recipe.max_grad_norm, "value", {"value/loss": total_loss}, tally, work.is_empty)
 
 
-def _step(trainable: Trainable, finite: bool, max_norm: float, room: str, sums: dict[str, float], tally: Tally) -> None:
+def _step(
+    trainable: Trainable,
+    finite: bool,
+    max_norm: float,
+    room: str,
+    sums: dict[str, float],
+    tally: Tally,
+    is_empty: bool = False,
+) -> None:
     """Clip once on the accumulated gradient and step, or skip. The schedule goes on either way: its length is fixed."""
     norm = nn.utils.clip_grad_norm_(trainable.module.parameters(), max_norm)
     done = finite and bool(torch.isfinite(norm))
-    if done:
+    if done and not is_empty:
         for group in trainable.optimizer.param_groups:
             group["lr"] = trainable.lr
         trainable.optimizer.step()
