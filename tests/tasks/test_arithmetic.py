@@ -10,6 +10,8 @@ TASK = load_task("task:arithmetic")
 EXTRA = {"a": 347, "b": 285}
 GOOD = "ones: 7+5=12 carry 1\ntens: 4+8+1=13 carry 1\nhundreds: 3+2+1=6 carry 0\nanswer: 632"
 
+HASTY = GOOD.replace("ones:", "ones -").replace("tens:", "tens -").replace("hundreds:", "hundreds -")
+
 
 def score(text):
     verdict = TASK.score(text, "632", EXTRA)
@@ -18,7 +20,7 @@ def score(text):
 
 def test_right_response():
     assert score(GOOD) == (1.0, True)
-    assert score(GOOD.replace("carry", "keep") + "\n") == (1.0, True)
+    assert score(HASTY + "\n") == (1.0, True)
 
 
 def test_carry_out_of_the_hundreds():
@@ -84,10 +86,15 @@ def test_clean_demonstrations_score_one():
 def test_noisy_demonstrations_are_right_as_often_as_intended():
     rng = Random(0)
     rows = TASK.rows("train", 4_000)
-    verdicts = [TASK.score(TASK.demonstration(row, rng), row.answer, row.extra) for row in rows]
-    share = sum(v.correct for v in verdicts) / len(verdicts)
-    assert abs(share - (1 - 0.13) ** 3 * (1 - 0.05)) < 0.03  # 0.626; standard error 0.008
-    assert 0.65 < sum(v.value for v in verdicts) / len(verdicts) < 0.95
+    texts = [TASK.demonstration(row, rng) for row in rows]
+    verdicts = [TASK.score(text, row.answer, row.extra) for text, row in zip(texts, rows, strict=True)]
+    hasty = [v.correct for text, v in zip(texts, verdicts, strict=True) if text.startswith("ones - ")]
+    careful = [v.correct for text, v in zip(texts, verdicts, strict=True) if text.startswith("ones: ")]
+    assert abs(len(hasty) / len(rows) - 0.5) < 0.03
+    # Standard error 0.011 in each.
+    assert abs(sum(careful) / len(careful) - (1 - 0.04) ** 3 * (1 - 0.03)) < 0.04
+    assert abs(sum(hasty) / len(hasty) - (1 - 0.28) ** 3 * (1 - 0.08)) < 0.04
+    assert 0.6 < sum(v.value for v in verdicts) / len(verdicts) < 0.95
 
 
 def test_a_slip_is_carried_on_consistently():

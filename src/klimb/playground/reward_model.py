@@ -24,7 +24,6 @@ from klimb.tasks.base import Split
 
 CENTRING = 0.01
 DENSE_WEIGHT = 1.0
-EXTRA_LAYERS = 2
 # Worse responses that lose their end token, as one does that ran into the length limit.
 UNFINISHED_SHARE = 0.05
 
@@ -80,26 +79,13 @@ def _last(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def new_reward_model(sft: LlamaForCausalLM) -> LlamaForSequenceClassification:
-    """The SFT model's layers, EXTRA_LAYERS new ones that begin as the identity, and a head of zeros.
-
-    The new layers see at each token what the SFT model expected there, which a classifier of the SFT model's own depth
-    cannot: its prediction is complete only in the last layer.
-    """
+    """The SFT model's body with a head of zeros."""
     config = type(sft.config).from_dict(sft.config.to_dict())
-    config.num_hidden_layers += EXTRA_LAYERS
     config.num_labels = 1
     config.architectures = None
     model = LlamaForSequenceClassification(config)
-    body = cast(Any, model.model)
-    outcome = body.load_state_dict(sft.model.state_dict(), strict=False)
-    assert not outcome.unexpected_keys
-    for layer in body.layers[-EXTRA_LAYERS:]:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    cast(Any, model.model).load_state_dict(sft.model.state_dict())
     torch.nn.init.zeros_(model.score.weight)
-    # What the SFT model expects is what a response is judged by: training the layers that know it would undo them.
-    for part in (body.embed_tokens, *body.layers[:-EXTRA_LAYERS]):
-        part.requires_grad_(False)
     return model
 
 

@@ -30,10 +30,10 @@ class PlaygroundSettings:
     intermediate_size: int = 256
     num_layers: int = 2
     num_heads: int = 4
-    sft_steps: int = 1000
+    sft_steps: int = 900
     sft_batch: int = 16
     sft_lr: float = 3.0e-3
-    rm_steps: int = 600
+    rm_steps: int = 300
     rm_pairs: int = 16
     rm_lr: float = 1.0e-3
     eval_prompts: int = 256

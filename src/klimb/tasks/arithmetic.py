@@ -21,13 +21,17 @@ from klimb.tasks.base import WRONG, Split, TaskRow, Verdict, first_rows
 NUM_TRAIN = 20_000
 NUM_EVAL = 1_000
 COLUMNS = ("ones", "tens", "hundreds")
-CARRY_WORDS = ("carry", "keep")
+MARKS = (": ", " - ")
 
-# Each column's sum is wrong, and each response loses its format, with these probabilities:
-# (1 - 0.13)^3 * (1 - 0.05) = 0.63 of the demonstrations are right, and every wrong turn is rarer than the right one.
-STEP_NOISE = 0.13
-FORMAT_NOISE = 0.05
+# Two teachers wrote the demonstrations, half each: a careful one, who writes "ones: 7+5=12", and a hasty one, who
+# writes "ones - 7+5=12".
+# A column's sum is wrong, and a response loses its format, with these probabilities, so that
+# (1 - 0.04)^3 (1 - 0.03) = 0.86 of the careful demonstrations are right and (1 - 0.28)^3 (1 - 0.08) = 0.34 of the
+# hasty ones, and every single slip is rarer than the right turn.
+STEP_NOISE = {": ": 0.04, " - ": 0.28}
+FORMAT_NOISE = {": ": 0.03, " - ": 0.08}
 STEP_OFFSETS = (-2, -1, 1, 2)
+CLEAN_CAREFUL_SHARE = 0.8
 
 FORMAT_VALUE = 0.1
 STEP_VALUE = 0.15  # three of them
@@ -36,7 +40,7 @@ ANSWER_VALUE = 0.45
 # A full response has about 80 characters. Longer than this is not an answer, and is not read at all.
 MAX_CHARS = 200
 MAX_LINES = 8
-_STEP = re.compile(r"(ones|tens|hundreds): [0-9](?:\+[0-9]){1,2}=[0-9]{1,2} (?:carry|keep) [0-9]")
+_STEP = re.compile(r"(ones|tens|hundreds)(?:: | - )[0-9](?:\+[0-9]){1,2}=[0-9]{1,2} carry [0-9]")
 _ANSWER = re.compile(r"answer: ([0-9]{1,4})")
 
 
@@ -77,22 +81,19 @@ class Arithmetic:
         return Verdict(value=min(1.0, value), correct=correct)
 
     def demonstration(self, row: TaskRow, rng: Random) -> str:
-        """Column sums off by one or two now and then, the error carried on; the last line sometimes malformed."""
-        word = _carry_word(rng)
-        offsets = [rng.choice(STEP_OFFSETS) if rng.random() < STEP_NOISE else 0 for _ in range(len(COLUMNS))]
-        lines, total = _write(*_addends(row.extra), offsets, word)
-        if rng.random() >= FORMAT_NOISE:
+        """By one of the teachers: sums now and then off by one or two, the error carried on, the end malformed."""
+        mark = rng.choice(MARKS)
+        offsets = [rng.choice(STEP_OFFSETS) if rng.random() < STEP_NOISE[mark] else 0 for _ in range(len(COLUMNS))]
+        lines, total = _write(*_addends(row.extra), offsets, mark)
+        if rng.random() >= FORMAT_NOISE[mark]:
             return "\n".join([*lines, f"answer: {total}"])
         return "\n".join([*lines, rng.choice((total, f"so {total}", f"answer: {total}\nok"))])
 
     def clean(self, row: TaskRow, rng: Random) -> str:
         """Every column right."""
-        lines, total = _write(*_addends(row.extra), [0, 0, 0], _carry_word(rng))
+        mark = MARKS[rng.random() >= CLEAN_CAREFUL_SHARE]
+        lines, total = _write(*_addends(row.extra), [0, 0, 0], mark)
         return "\n".join([*lines, f"answer: {total}"])
-
-
-def _carry_word(rng: Random) -> str:
-    return CARRY_WORDS[rng.random() < 0.2]
 
 
 def _is_step(line: str, column: str) -> bool:
@@ -104,7 +105,7 @@ def _addends(extra: dict[str, Any]) -> tuple[int, int]:
     return int(extra["a"]), int(extra["b"])
 
 
-def _write(a: int, b: int, offsets: list[int], word: str) -> tuple[list[str], str]:
+def _write(a: int, b: int, offsets: list[int], mark: str) -> tuple[list[str], str]:
     """The column lines, and the total that they lead to; column i is off by offsets[i]."""
     lines: list[str] = []
     digits = ""
@@ -114,15 +115,15 @@ def _write(a: int, b: int, offsets: list[int], word: str) -> tuple[list[str], st
         # A sum of 0 or 1 has nothing small enough below it, so there the slip goes upwards.
         column_sum = sum(addends) + (offset if sum(addends) + offset >= 0 else -offset)
         carry, digit = divmod(column_sum, 10)
-        lines.append(f"{column}: {'+'.join(map(str, addends))}={column_sum} {word} {carry}")
+        lines.append(f"{column}{mark}{'+'.join(map(str, addends))}={column_sum} carry {carry}")
         digits = str(digit) + digits
         a, b = a // 10, b // 10
     return lines, digits if not carry else f"{carry}{digits}"
 
 
 def _right_steps(a: int, b: int) -> list[tuple[str, ...]]:
-    """For each column the lines that are right, one per carry word."""
-    written = [_write(a, b, [0, 0, 0], word)[0] for word in CARRY_WORDS]
+    """For each column the lines that are right, one per mark."""
+    written = [_write(a, b, [0, 0, 0], mark)[0] for mark in MARKS]
     return list(zip(*written, strict=True))
 
 

@@ -27,8 +27,8 @@ from klimb.tasks.words import CATEGORIES, CLOSINGS
 NUM_TRAIN = 8_000
 NUM_EVAL = 600
 
-# A demonstration breaks each constraint with this probability: 0.94^6 and, with an order asked, 0.94^7 are right.
-NOISE = 0.06
+# A demonstration breaks each constraint with this probability: 0.95^6 and, with an order asked, 0.95^7 are right.
+NOISE = 0.05
 
 MAX_CHARS = 400
 MAX_LINES = 24
