@@ -33,7 +33,6 @@ from klimb.models.load import (
     load_critic,
     load_tokenizer,
     model_end_ids,
-    num_parameters,
     pad_id,
 )
 from tests.tiny_models import ARCHITECTURES, CPU, EOS, VOCAB, byte_tokenizer, peaked, tiny_model
@@ -72,7 +71,7 @@ def test_every_architecture_loads_with_the_weights_it_was_saved_with(name: str, 
     ids = torch.arange(4, 20).unsqueeze(0)
     with torch.no_grad():
         assert torch.allclose(model(input_ids=ids).logits, loaded(input_ids=ids).logits, atol=1e-5)
-    assert num_parameters(loaded) == num_parameters(model)
+    assert loaded.num_parameters() == model.num_parameters()
 
 
 def test_a_tokenizer_without_pad_gets_the_end_token(tmp_path: Path) -> None:

@@ -63,22 +63,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) -> PreTrainedModel:
     """Float32 weights, sdpa attention, eval mode. Refuses a folder whose weights do not fit its config."""
-    disable_progress_bar()  # klimb shows its own; a bar for loading a small folder only scrolls the screen
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-    except _LOAD_ERRORS as error:
-        raise ModelError(
-            f"{folder}: no causal language model can be loaded from this folder: {_first_line(error)}"
-        ) from None
-    _check_filled(folder, info, "a causal language model")
+    model, info = _load(AutoModelForCausalLM, folder, trust_remote_code, "a causal language model")
     # With tied embeddings a classifier fills a language model as well: only its own head is left over.
     if any(str(key).startswith("score.") for key in info["unexpected_keys"]):
         raise ModelError(
@@ -90,11 +75,25 @@ def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) 
     return model
 
 
-def _check_filled(folder: Path, info: dict[str, Any], role: str) -> None:
-    """transformers fills missing weights with random numbers and only warns."""
+def _load(auto_class: Any, folder: Path, trust_remote_code: bool, role: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """transformers fills missing weights with random numbers and only warns; here they are refused."""
+    disable_progress_bar()  # klimb shows its own; a bar for loading a small folder only scrolls the screen
+    try:
+        loaded: Any = auto_class.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except _LOAD_ERRORS as error:
+        raise ModelError(f"{folder}: {role} cannot be loaded from this folder: {_first_line(error)}") from None
+    model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if info["missing_keys"] or info["mismatched_keys"]:
         keys = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])
         raise ModelError(f"{folder}: the weights do not fill {role}; missing or misshapen: {', '.join(keys[:5])}")
+    return model, info
 
 
 def check_head(model: PreTrainedModel) -> None:
@@ -142,19 +141,7 @@ def critic_from(model: PreTrainedModel) -> Critic:
 
 def load_critic(folder: Path, trust_remote_code: bool, device: torch.device) -> Critic:
     """A body from any folder; its value head too when klimb wrote one there."""
-    try:
-        loaded: Any = AutoModel.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        body, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-    except _LOAD_ERRORS as error:
-        raise ModelError(f"{folder}: no critic can be loaded from this folder: {_first_line(error)}") from None
-    _check_filled(folder, info, "a critic's body")
+    body, _ = _load(AutoModel, folder, trust_remote_code, "a critic's body")
     critic = Critic(body)
     if (folder / VALUE_HEAD).is_file():
         try:
@@ -172,10 +159,6 @@ def context_limit(model: PreTrainedModel) -> int | None:
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     uses = getattr(model.config.get_text_config(), "use_sliding_window", window is not None)
     return min((n for n in (limit, window if uses else None) if n), default=None)
-
-
-def num_parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def model_end_ids(model: PreTrainedModel) -> tuple[int, ...]:
