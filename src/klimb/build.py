@@ -64,7 +64,9 @@ def pick_device() -> torch.device:
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """Compute dtype. auto asks the device what it can do: bfloat16 products on a CPU are far slower than float32."""
     if wanted == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        # Older GPUs emulate it, slower than float32.
+        has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has else torch.float32
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
 
 

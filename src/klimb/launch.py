@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from klimb import checkpoint, loop, snapshot
 from klimb.build import (
@@ -29,7 +31,7 @@ from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_fol
 from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
-from klimb.errors import CheckpointError, ConfigError
+from klimb.errors import CheckpointError, ConfigError, KlimbError
 from klimb.evaluation import EvalResult, run_eval
 from klimb.loop import Run
 from klimb.models.load import load_causal_lm, load_tokenizer
@@ -60,6 +62,7 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
 
     Raises KlimbError for everything that is the user's to mend, before any episode is sampled where that can be known.
     """
+    _refuse_bootstrapping()
     check_runnable(config)
     folder, start = place(config, recipe)
     with screen or Screen() as shown, make_pool(config) as pool:
@@ -73,6 +76,15 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
             for component in run.components:
                 component.close()
     return summarise(folder, state, run.counts.episodes)
+
+
+def _refuse_bootstrapping() -> None:
+    """A reward worker that imports a script without a main guard would run the script's training a second time."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise KlimbError(
+            "klimb was called while a worker process imports your script, so the run would start inside itself. "
+            'Put the call below: if __name__ == "__main__":'
+        )
 
 
 def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
@@ -110,12 +122,16 @@ def _start(run: Run, start: Path | None) -> State:
     warnings: list[str] = []
     if start is None:
         start, warnings = checkpoint.newest(folder)
+        if start is None and warnings:  # a start from nothing would cut the run's log files to nothing
+            raise CheckpointError(
+                "\n".join(warnings) + f"\nNo checkpoint in {folder} is whole, so there is nothing to go on from. Start "
+                "a new run beside it with training.resume=never, or put a whole checkpoint there"
+            )
     for warning in warnings:
         run.screen.warn(warning)
     state, offsets = State(), dict[str, int]()
     if start is not None:
-        recorded = RunConfig.model_validate_json(json.dumps(snapshot.read_record(start)["config"]))
-        for text in refuse_other_kind(recorded, run.config, start):
+        for text in refuse_other_kind(_recorded_config(start), run.config, start):
             run.screen.warn(text)
         restored = snapshot.restore(start, loop.run_parts(run))
         state, offsets = restored.state, restored.offsets
@@ -132,6 +148,19 @@ def _start(run: Run, start: Path | None) -> State:
     text = yaml.safe_dump(complete.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
     return state
+
+
+def _recorded_config(start: Path) -> RunConfig:
+    """The config a checkpoint was written with. CheckpointError when this version cannot read it."""
+    record = snapshot.read_record(start)
+    try:
+        return RunConfig.model_validate_json(json.dumps(record["config"]))
+    except (KeyError, ValidationError) as error:
+        version = record.get("versions", {}).get("klimb", "unknown")
+        raise CheckpointError(
+            f"{start}: its config cannot be read by this version of klimb (it was written by {version}): "
+            f"{str(error).splitlines()[0]}. Resume with that version, or start anew with training.resume=never"
+        ) from None
 
 
 def _refuse_foreign_folder(run: Run) -> None:
@@ -176,6 +205,7 @@ def summarise(folder: Path, state: State, episodes: int) -> RunResult:
 
 def evaluate(config: RunConfig, model: Path | None = None, screen: Screen | None = None) -> EvalResult:
     """Score a model on the config's held-out prompts. model: a folder; None: the config's own model_path."""
+    _refuse_bootstrapping()
     if not config.data.eval_files:
         raise ConfigError(NO_EVAL)
     folder = model or model_folder(config.actor_rollout_ref.model_path)

@@ -7,6 +7,7 @@ so a run killed anywhere and resumed walks the same path.
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -92,6 +93,9 @@ class Interrupt:
 
     @contextmanager
     def listening(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python hands signals to the main thread alone; whoever owns that one decides there
+            return
         before = {s: signal.signal(s, self) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -110,13 +114,19 @@ def train(run: Run, state: State) -> State:
             row = {"step": 0, "episodes": 0, **_evaluate(run, 0, clock)}
             run.log.metrics({**row, **_times(clock)})
             run.screen.row(row)
-        while state.episodes < run.counts.episodes and not interrupt.asked:
-            state = _turn(run, state, interrupt)
+        stopping = interrupt.asked
+        while state.episodes < run.counts.episodes and not stopping:
+            before, state = state, _turn(run, state)
+            stopping = interrupt.asked  # read once: a signal after this line is seen after the next turn, and saved
+            is_best = state.best_step == state.step
+            if is_best or stopping or _due(run, before, state, run.config.training.save_freq):
+                with run.screen.busy("saving"):
+                    _save(run, state)
     return state
 
 
-def _turn(run: Run, state: State, interrupt: Interrupt) -> State:
-    """One on-policy phase, from prompts to a saved state."""
+def _turn(run: Run, state: State) -> State:
+    """One on-policy phase, from prompts to a logged row."""
     clock, step, seed = Clock(), state.step + 1, derive_seed(run.config.training.seed, state.step)
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
     with clock("rollout"):
@@ -158,10 +168,6 @@ def _turn(run: Run, state: State, interrupt: Interrupt) -> State:
     run.log.samples(step, scored[: run.config.logging.samples_per_phase])
     run.log.metrics({**row, **_times(clock, tokens, episodes)})
     run.screen.row({**row, **_times(clock, tokens, episodes)})
-    is_best = state.best_step == step
-    if is_best or interrupt.asked or _due(run, before, state, run.config.training.save_freq):
-        with run.screen.busy("saving"):
-            _save(run, state)
     return state
 
 

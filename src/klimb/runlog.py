@@ -93,7 +93,7 @@ class RunLog:
     def _open_tensorboard(self, step: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=step + 1 if step else None)
+        writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=step + 1 if step else 0)
 
         def sink(at: int, numbers: Mapping[str, float]) -> None:
             for key, value in numbers.items():

@@ -105,7 +105,10 @@ def restore(folder: Path, parts: Parts) -> Restored:
     _load_weights(folder, parts)
     optimizers = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
     for name, trainable in parts.trainables().items():
+        decays = [group["weight_decay"] for group in trainable.optimizer.param_groups]
         trainable.optimizer.load_state_dict(optimizers[name])
+        for group, decay in zip(trainable.optimizer.param_groups, decays, strict=True):
+            group["weight_decay"] = decay  # a setting of the config, which may have changed, and no state
         trainable.steps = int(record["optimizer_steps"][name])
     for name, part in parts.stateful.items():
         part.load_state_dict(record[name])

@@ -165,8 +165,8 @@ def _inert(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
             r,
             "actor_rollout_ref",
             "max_tokens_per_micro_batch",
-            not r.use_dynamic_bsz,
-            "use_dynamic_bsz is false",
+            not r.use_dynamic_bsz and config.reward_model.model_path is None,
+            "use_dynamic_bsz is false and there is no reward model",
         ),
         (r, "actor_rollout_ref", "ref_model_path", no_kl, "there is no KL term"),
         *(

@@ -168,7 +168,7 @@ class RewardConfig(Section):
     model_path: str | None = None
     """Folder of a sequence classifier with one label; null: no learned reward."""
     reward_batch_size: Positive = 512
-    """Rows per forward of the reward model (and per request of an HTTP reward)."""
+    """Most rows in one forward of the reward model."""
     functions: Annotated[tuple[RewardFunctionConfig, ...], Field(strict=False)] = ()
     """Reward functions; the score is the weighted sum of all and of the reward model (weight 1)."""
     clip: Annotated[tuple[Finite, Finite], Field(strict=False)] | Auto | None = "auto"

@@ -26,10 +26,10 @@ MARKS = (": ", " - ")
 # Two teachers wrote the demonstrations, half each: a careful one, who writes "ones: 7+5=12", and a hasty one, who
 # writes "ones - 7+5=12".
 # A column's sum is wrong, and a response loses its format, with these probabilities, so that
-# (1 - 0.04)^3 (1 - 0.03) = 0.86 of the careful demonstrations are right and (1 - 0.28)^3 (1 - 0.08) = 0.34 of the
+# (1 - 0.03)^3 (1 - 0.02) = 0.89 of the careful demonstrations are right and (1 - 0.18)^3 (1 - 0.06) = 0.52 of the
 # hasty ones, and every single slip is rarer than the right turn.
-STEP_NOISE = {": ": 0.04, " - ": 0.28}
-FORMAT_NOISE = {": ": 0.03, " - ": 0.08}
+STEP_NOISE = {": ": 0.03, " - ": 0.18}
+FORMAT_NOISE = {": ": 0.02, " - ": 0.06}
 STEP_OFFSETS = (-2, -1, 1, 2)
 CLEAN_CAREFUL_SHARE = 0.8
 
