@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from klimb.errors import RewardError
 from klimb.evaluation import run_eval
 from klimb.reward.base import Outcome, RewardSettings, failed, verdict
 from klimb.rollout.hf import HFSampler
@@ -75,12 +76,15 @@ def test_metrics_by_hand_over_prompts_and_samples() -> None:
     assert "eval/pass_at_k" not in evaluate(HFSampler(tiny_model(), byte_tokenizer(), 4), k=1).metrics
 
 
-def test_neither_clip_normalisation_nor_a_failure_limit_reaches_the_held_out_score() -> None:
+def test_neither_clip_nor_normalisation_reaches_the_held_out_score() -> None:
     sampler = HFSampler(tiny_model(), byte_tokenizer(), 4)
     plain = evaluate(sampler)
     settings: dict[str, Any] = {"clip": (-0.1, 0.1), "normalize": "running", "on_failure": -5.0}
     assert evaluate(sampler, **settings).metrics == plain.metrics
-    some = evaluate(sampler, broken=(1, 2, 3), max_failed_fraction=0.0, **settings)
+    some = evaluate(sampler, broken=(1, 2, 3), max_failed_fraction=0.9, **settings)
     right = [s.sample.token_ids[-1] < 130 for s in some.scored]
     assert some.metrics["eval/accuracy"] == sum(right[:3]) / 12, "what could not be judged counts as wrong"
     assert some.metrics["eval/reward"] == pytest.approx(2 * sum(right[:3]) / 3)
+    assert some.metrics["eval/failed"] == len(some.messages) == 9
+    with pytest.raises(RewardError, match="max_failed_fraction"):
+        evaluate(sampler, broken=(1, 2, 3), max_failed_fraction=0.1)

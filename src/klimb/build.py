@@ -201,6 +201,7 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     counts = count(config, posture, len(data.train))
     components = build_components(config, pool, tokenizer, device)
+    _check_eval(config, data, components)
     actor_model = load_causal_lm(actor_folder, r.trust_remote_code, device)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
     roles = _roles(config, posture, actor_model, device)
@@ -221,10 +222,10 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         tokenizer=tokenizer,
         pad_id=pad_id(tokenizer),
         roles=roles,
-        actor=make_trainable(actor_model, _schedule(config, counts, posture.lr), t.weight_decay),
+        actor=make_trainable(actor_model, _schedule(config, _actor_steps(config, counts), posture.lr), t.weight_decay),
         critic=None
         if roles.critic is None
-        else make_trainable(roles.critic, _schedule(config, counts, config.critic.lr), t.weight_decay),
+        else make_trainable(roles.critic, _schedule(config, counts.optimizer_steps, config.critic.lr), t.weight_decay),
         controller=make_controller(config, posture),
         sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
         sampling=sampling,
@@ -237,6 +238,16 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
         screen=screen,
     )
+
+
+def _check_eval(config: RunConfig, data: Data, components: Sequence[RewardComponent]) -> None:
+    if config.data.eval_files and not data.eval:
+        raise ConfigError(f"data.eval_files: {', '.join(config.data.eval_files)} hold no prompt; leave the key out")
+    if data.eval and config.eval.metric != "reward" and not any(c.verifies for c in components):
+        raise ConfigError(
+            f"eval.metric is {config.eval.metric}, but no reward function tells right from wrong; add a verifier, "
+            "with weight 0 if it must not be rewarded, for example {name: exact_answer, weight: 0.0}"
+        )
 
 
 def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: torch.device) -> Roles:
@@ -254,6 +265,12 @@ def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: 
     return Roles(actor=actor, reference=reference, critic=critic)
 
 
-def _schedule(config: RunConfig, counts: Counts, peak: float) -> Schedule:
-    t, n = config.training, counts.optimizer_steps
-    return Schedule(peak=peak, kind=t.lr_scheduler, num_steps=n, warmup=round(t.warmup_ratio * n))
+def _actor_steps(config: RunConfig, counts: Counts) -> int:
+    """The policy's schedule is shorter by the steps that the critic makes alone."""
+    alone = config.critic.warmup_phases * counts.steps_per_phase if config.needs_critic else 0
+    return max(1, counts.optimizer_steps - alone)
+
+
+def _schedule(config: RunConfig, num_steps: int, peak: float) -> Schedule:
+    t = config.training
+    return Schedule(peak=peak, kind=t.lr_scheduler, num_steps=num_steps, warmup=round(t.warmup_ratio * num_steps))

@@ -16,10 +16,12 @@ from klimb.types import Prompt, Scored
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """metrics: eval/reward, eval/accuracy and eval/pass_at_k where they exist; scored: every answer."""
+    """metrics: eval/reward, eval/accuracy and eval/pass_at_k where they exist, eval/failed the answers whose reward
+    failed; scored: every answer; messages: a line per failed answer."""
 
     metrics: dict[str, float]
     scored: tuple[Scored, ...]
+    messages: tuple[str, ...]
 
 
 def run_eval(
@@ -35,7 +37,8 @@ def run_eval(
     """Sample and score. The reward is the plain weighted sum, without normalisation or clip.
 
     accuracy: share of right answers by the first verifier, whatever its weight; an answer that could not be
-    judged counts as wrong. pass_at_k: share of prompts with a right answer among their k.
+    judged counts as wrong. pass_at_k: share of prompts with a right answer among their k. Raises RewardError when
+    more than max_failed_fraction of the answers fail.
     """
     requests = [
         Request(prompt=prompt, index=i * samples_per_prompt + k, seed=derive_seed(seed, "eval", i, k))
@@ -43,9 +46,9 @@ def run_eval(
         for k in range(samples_per_prompt)
     ]
     samples = sampler.generate(requests, sampling, progress)
-    plain = replace(settings, normalize="none", clip=None, on_failure="drop", max_failed_fraction=1.0)
-    scored, _ = score_samples(samples, components, plain, None)
-    return EvalResult(metrics=_metrics(scored, samples_per_prompt), scored=scored)
+    plain = replace(settings, normalize="none", clip=None, on_failure="drop")
+    scored, report = score_samples(samples, components, plain, None)
+    return EvalResult(metrics=_metrics(scored, samples_per_prompt), scored=scored, messages=report.messages)
 
 
 def _metrics(scored: Sequence[Scored], k: int) -> dict[str, float]:
@@ -61,6 +64,7 @@ def _metrics(scored: Sequence[Scored], k: int) -> dict[str, float]:
     for name in names:
         values = [s.parts[name] for s in scored if name in s.parts]
         metrics[f"eval/part/{name}"] = sum(values) / len(values)
+    metrics["eval/failed"] = float(sum(s.failure is not None for s in scored))
     lengths = [s.sample.num_response_tokens for s in scored]
     metrics["eval/length"] = sum(lengths) / len(lengths) if lengths else 0.0
     return metrics

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from rich.progress import Progress
 
 from klimb import checkpoint, loop, snapshot
 from klimb.build import (
@@ -65,17 +68,36 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
     _refuse_bootstrapping()
     check_runnable(config)
     folder, start = place(config, recipe)
-    with screen or Screen() as shown, make_pool(config) as pool:
+    with screen or Screen() as shown, _alone_in(folder), make_pool(config) as pool:
+        start = _find_start(config, folder, start, shown)
         run = build_run(config, folder, shown, pool)
-        state = _start(run, start)
-        shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
         try:
+            state = _begin(run, start)
+            shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
             state = loop.train(run, state)
         finally:
             run.log.close()
             for component in run.components:
                 component.close()
     return summarise(folder, state, run.counts.episodes)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Hold the run folder: two processes in one would cut each other's logs and remove each other's saves.
+
+    The lock goes with the process, however it ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise KlimbError(
+                f"{folder}: another klimb process is running in this folder. Wait for it, stop it, or give this run a "
+                "folder of its own with run.name=NEW_NAME"
+            ) from None
+        yield
 
 
 def _refuse_bootstrapping() -> None:
@@ -96,6 +118,11 @@ def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
         checkpoint.require_whole(start)
         if start.parent.name != "checkpoints":
             raise CheckpointError(f"{start}: a checkpoint lies in RUN/checkpoints/; this one does not")
+        if config.run.name is not None and config.run.name != start.resolve().parent.parent.name:
+            raise CheckpointError(
+                f"training.resume={start} goes on in its own run folder, {start.parent.parent}, but run.name is "
+                f"{config.run.name}. Leave run.name out; to branch off, copy the run folder first"
+            )
         return start.parent.parent, start
     folder = parent / name
     if resume == "never":
@@ -115,34 +142,38 @@ def default_name(config: RunConfig, recipe: str) -> str:
     return f"{recipe}-{resolve(config).name}-{digest}"
 
 
-def _start(run: Run, start: Path | None) -> State:
-    """Restore the checkpoint to go on from, or begin; log files are cut back to that point."""
-    folder = run.folder / "checkpoints"
-    checkpoint.clean(folder)
+def _find_start(config: RunConfig, folder: Path, start: Path | None, screen: Screen) -> Path | None:
+    """The checkpoint to go on from, checked to be of this kind of run before any model is loaded."""
+    checkpoint.clean(folder / "checkpoints")
     warnings: list[str] = []
     if start is None:
-        start, warnings = checkpoint.newest(folder)
+        start, warnings = checkpoint.newest(folder / "checkpoints")
         if start is None and warnings:  # a start from nothing would cut the run's log files to nothing
             raise CheckpointError(
                 "\n".join(warnings) + f"\nNo checkpoint in {folder} is whole, so there is nothing to go on from. Start "
                 "a new run beside it with training.resume=never, or put a whole checkpoint there"
             )
+    if start is not None:
+        warnings += refuse_other_kind(_recorded_config(start), config, start)
+    elif (folder / "metrics.jsonl").exists():
+        warnings += _refuse_foreign_folder(config, folder)
     for warning in warnings:
-        run.screen.warn(warning)
+        screen.warn(warning)
+    return start
+
+
+def _begin(run: Run, start: Path | None) -> State:
+    """Restore the checkpoint, or start from nothing; log files are cut back to that point."""
     state, offsets = State(), dict[str, int]()
     if start is not None:
-        for text in refuse_other_kind(_recorded_config(start), run.config, start):
-            run.screen.warn(text)
         restored = snapshot.restore(start, loop.run_parts(run))
         state, offsets = restored.state, restored.offsets
         for text in restored.warnings:
             run.screen.warn(text)
-        _set_aside(folder, state.step, run)
+        _set_aside(run.folder / "checkpoints", state.step, run)
         run.screen.say(
             f"resuming from {start}: step {state.step}, {state.episodes:,} of {run.counts.episodes:,} episodes"
         )
-    elif (run.folder / "metrics.jsonl").exists():
-        _refuse_foreign_folder(run)
     run.log.begin(offsets, state.step)
     complete = filled(run.config, run.posture)
     text = yaml.safe_dump(complete.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -163,14 +194,13 @@ def _recorded_config(start: Path) -> RunConfig:
         ) from None
 
 
-def _refuse_foreign_folder(run: Run) -> None:
+def _refuse_foreign_folder(config: RunConfig, folder: Path) -> list[str]:
     """No checkpoint yet, but a log: the same run killed early may start anew, another one must not overwrite it."""
     try:
-        before = RunConfig.load(run.folder / "config.yaml")
+        before = RunConfig.load(folder / "config.yaml")
     except ConfigError:
-        return
-    for text in refuse_other_kind(before, run.config, run.folder):
-        run.screen.warn(text)
+        return []
+    return refuse_other_kind(before, config, folder)
 
 
 def _set_aside(folder: Path, step: int, run: Run) -> None:
@@ -214,19 +244,21 @@ def evaluate(config: RunConfig, model: Path | None = None, screen: Screen | None
         raise ConfigError(text)
     tokenizer = load_tokenizer(folder, trust)
     data = load_data(config, tokenizer, shown, train=False)
-    with make_pool(config) as pool:
+    with make_pool(config) as pool, Progress(console=shown.console, transient=True) as bar:
         components = build_components(config, pool, tokenizer, device)
         actor = load_causal_lm(folder, trust, device)
-        sampler = HFSampler(actor, tokenizer, slots(config, device), pick_dtype(config.training.dtype, device))
+        task = bar.add_task("evaluating", total=len(data.eval) * config.eval.samples_per_prompt)
         result = run_eval(
-            sampler,
+            HFSampler(actor, tokenizer, slots(config, device), pick_dtype(config.training.dtype, device)),
             data.eval,
             config.eval.samples_per_prompt,
             samplings(config, actor, tokenizer)[1],
             components,
             reward_settings(config, resolve(config)),
             config.training.seed,
+            lambda done, total: bar.update(task, completed=done),
         )
         for component in components:
             component.close()
+    shown.failures(result.messages)
     return result

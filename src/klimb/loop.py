@@ -6,6 +6,7 @@ so a run killed anywhere and resumed walks the same path.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -90,6 +91,8 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        # Plain write: a signal may fall into the middle of somebody else's print.
+        os.write(2, b"\nstopping after this step; once more to stop at once\n")
 
     @contextmanager
     def listening(self) -> Generator[None]:
@@ -116,16 +119,17 @@ def train(run: Run, state: State) -> State:
             run.screen.row(row)
         stopping = interrupt.asked
         while state.episodes < run.counts.episodes and not stopping:
-            before, state = state, _turn(run, state)
+            before = state
+            state, row = _turn(run, state)
             stopping = interrupt.asked  # read once: a signal after this line is seen after the next turn, and saved
             is_best = state.best_step == state.step
             if is_best or stopping or _due(run, before, state, run.config.training.save_freq):
                 with run.screen.busy("saving"):
-                    _save(run, state)
+                    _save(run, state, row)
     return state
 
 
-def _turn(run: Run, state: State) -> State:
+def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     """One on-policy phase, from prompts to a logged row."""
     clock, step, seed = Clock(), state.step + 1, derive_seed(run.config.training.seed, state.step)
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
@@ -168,7 +172,7 @@ def _turn(run: Run, state: State) -> State:
     run.log.samples(step, scored[: run.config.logging.samples_per_phase])
     run.log.metrics({**row, **_times(clock, tokens, episodes)})
     run.screen.row({**row, **_times(clock, tokens, episodes)})
-    return state
+    return state, row
 
 
 def _rollout(run: Run, episodes: int, step: int, seed: int) -> list[Sample]:
@@ -195,6 +199,7 @@ def _evaluate(run: Run, step: int, clock: Clock) -> dict[str, float]:
             run.config.training.seed,
             run.screen.progress(f"step {step}: eval"),
         )
+    run.screen.failures(result.messages)
     run.log.samples(step, result.scored[: run.config.logging.samples_per_phase], "eval")
     return result.metrics
 
@@ -211,9 +216,9 @@ def _note_best(run: Run, state: State, row: dict[str, Any]) -> State:
     return replace(state, best_step=state.step, best_value=float(value))
 
 
-def _save(run: Run, state: State) -> None:
+def _save(run: Run, state: State, row: dict[str, Any]) -> None:
     folder = run.folder / "checkpoints"
-    checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state))
+    checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
     checkpoint.prune(folder, run.config.training.keep_checkpoints, state.best_step)
 
 

@@ -10,7 +10,9 @@ manifest.json   sizes and sha256, by checkpoint.py
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from klimb.config.schema import RunConfig
+from klimb.config.schema import RolloutConfig, RunConfig
 from klimb.errors import CheckpointError
 from klimb.models.load import VALUE_HEAD, Critic
 from klimb.update import Trainable
@@ -37,6 +39,13 @@ class State:
     episodes: int = 0
     best_step: int | None = None
     best_value: float | None = None
+
+
+KEPT = (
+    *("kl/k1", "kl/k3", "kl/coef", "advantage/mean", "advantage/std", "reward/mean", "reward/std"),
+    *("eval/reward", "eval/accuracy", "eval/pass_at_k"),
+)
+"""Metrics kept in state.json, so that a checkpoint tells how the run stood without its log."""
 
 
 class Stateful(Protocol):
@@ -59,8 +68,8 @@ class Parts:
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
 
 
-def fill(folder: Path, parts: Parts, state: State) -> None:
-    """Write all files but the manifest."""
+def fill(folder: Path, parts: Parts, state: State, row: Mapping[str, float]) -> None:
+    """Write all files but the manifest. row: the metrics of the phase that led to this state."""
     actor = cast(PreTrainedModel, parts.actor.module)
     actor.save_pretrained(folder / "actor")
     parts.tokenizer.save_pretrained(folder / "actor")
@@ -75,11 +84,18 @@ def fill(folder: Path, parts: Parts, state: State) -> None:
         "posture": "explicit" if parts.config.algorithm.use_pf_ppo else "cached",
         **{name: dict(part.state_dict()) for name, part in parts.stateful.items()},
         "log_bytes": dict(parts.offsets),
+        "metrics": {key: float(row[key]) for key in KEPT if key in row and math.isfinite(row[key])},
+        "config_hash": _hash(parts.config.model_dump(mode="json")),
+        "defaults_hash": _hash(RunConfig(actor_rollout_ref=RolloutConfig(model_path="")).model_dump(mode="json")),
         "config": parts.config.model_dump(mode="json"),
         "versions": {"klimb": VERSION, "torch": torch.__version__, "transformers": transformers.__version__},
         "threads": torch.get_num_threads(),
     }
     (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def _hash(tree: Any) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

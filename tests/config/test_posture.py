@@ -82,6 +82,7 @@ KL_STATES = [
     ("false", "false", "auto", False, False),
     ("false", "false", "true", False, True),
     ("false", "auto", "false", True, False),
+    ("false", "auto", "true", False, True),
 ]
 
 
@@ -102,7 +103,6 @@ def test_where_the_kl_sits(load: Load, explicit: str, reward: str, loss: str, in
     [
         ("algorithm.use_pf_ppo=true", "algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=true"),
         ("algorithm.use_pf_ppo=false", "algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=true"),
-        ("algorithm.use_pf_ppo=false", "algorithm.use_kl_loss=true"),
     ],
 )
 def test_both_places_only_when_allowed(load: Load, keys: tuple[str, ...]) -> None:

@@ -53,15 +53,15 @@ AUTO_KEYS = {
 def resolve(config: RunConfig) -> Posture:
     """Fill every `auto` that posture or length decides; checks that need the filled values are made here."""
     a, kl = config.algorithm, config.algorithm.kl_ctrl
-    explicit = a.use_pf_ppo
+    explicit, in_reward, in_loss = a.use_pf_ppo, _kl_in_reward(config), _kl_in_loss(config)
     posture = Posture(
         explicit=explicit,
         lr=(1e-6 if explicit else 5e-7) if config.training.lr == "auto" else config.training.lr,
         lam=(0.95 if explicit else 0.90) if a.lam == "auto" else a.lam,
-        kl_in_reward=not explicit if a.use_kl_in_reward == "auto" else a.use_kl_in_reward,
-        kl_in_loss=_kl_in_loss(config),
-        kl_loss_estimator="k3+" if a.kl_estimator == "auto" else a.kl_estimator,
-        kl_reward_estimator="k1" if a.kl_estimator == "auto" else a.kl_estimator,
+        kl_in_reward=in_reward,
+        kl_in_loss=in_loss,
+        kl_loss_estimator="k3+" if a.kl_estimator == "auto" or not in_loss else a.kl_estimator,
+        kl_reward_estimator="k1" if a.kl_estimator == "auto" or not in_reward else a.kl_estimator,
         kl_type=("adaptive" if explicit else "fixed") if kl.type == "auto" else kl.type,
         init_kl_coef=(0.05 if explicit else 0.02) if kl.init_kl_coef == "auto" else kl.init_kl_coef,
         reward_clip=(None if explicit else (-5.0, 5.0))
@@ -73,6 +73,14 @@ def resolve(config: RunConfig) -> Posture:
     )
     _check_kl(config, posture)
     return posture
+
+
+def _kl_in_reward(config: RunConfig) -> bool:
+    """`auto` puts the KL into the reward in the cached posture, unless the user put it into the loss."""
+    a = config.algorithm
+    if a.use_kl_in_reward != "auto":
+        return a.use_kl_in_reward
+    return not a.use_pf_ppo and a.use_kl_loss is not True
 
 
 def _kl_in_loss(config: RunConfig) -> bool:

@@ -26,12 +26,11 @@ MARKS = (": ", " - ")
 # Two teachers wrote the demonstrations, half each: a careful one, who writes "ones: 7+5=12", and a hasty one, who
 # writes "ones - 7+5=12".
 # A column's sum is wrong, and a response loses its format, with these probabilities, so that
-# (1 - 0.03)^3 (1 - 0.02) = 0.89 of the careful demonstrations are right and (1 - 0.18)^3 (1 - 0.06) = 0.52 of the
+# (1 - 0.03)^3 (1 - 0.02) = 0.89 of the careful demonstrations are right and (1 - 0.3)^3 (1 - 0.1) = 0.31 of the
 # hasty ones, and every single slip is rarer than the right turn.
-STEP_NOISE = {": ": 0.03, " - ": 0.18}
-FORMAT_NOISE = {": ": 0.02, " - ": 0.06}
+STEP_NOISE = {": ": 0.03, " - ": 0.3}
+FORMAT_NOISE = {": ": 0.02, " - ": 0.1}
 STEP_OFFSETS = (-2, -1, 1, 2)
-CLEAN_CAREFUL_SHARE = 0.8
 
 FORMAT_VALUE = 0.1
 STEP_VALUE = 0.15  # three of them
@@ -90,9 +89,8 @@ class Arithmetic:
         return "\n".join([*lines, rng.choice((total, f"so {total}", f"answer: {total}\nok"))])
 
     def clean(self, row: TaskRow, rng: Random) -> str:
-        """Every column right."""
-        mark = MARKS[rng.random() >= CLEAN_CAREFUL_SHARE]
-        lines, total = _write(*_addends(row.extra), [0, 0, 0], mark)
+        """Every column right, in the careful teacher's hand."""
+        lines, total = _write(*_addends(row.extra), [0, 0, 0], MARKS[0])
         return "\n".join([*lines, f"answer: {total}"])
 
 
