@@ -114,8 +114,12 @@ def test_both_places_only_when_allowed(load: Load, keys: tuple[str, ...]) -> Non
 
 
 def test_a_set_estimator_serves_both_places(load: Load) -> None:
-    p = posture(load, "algorithm.kl_estimator=k2")
+    both = ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=true", "algorithm.kl_ctrl.allow_both=true")
+    p = posture(load, "algorithm.kl_estimator=k2", *both)
     assert (p.kl_loss_estimator, p.kl_reward_estimator) == ("k2", "k2")
+    # Where there is no KL the field keeps its default, so that a filled config resolves to the same record.
+    p = posture(load, "algorithm.kl_estimator=k2")
+    assert (p.kl_loss_estimator, p.kl_reward_estimator) == ("k2", "k1")
 
 
 @pytest.mark.parametrize("init", ["0.0009", "5.1", "0"])
