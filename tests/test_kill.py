@@ -21,8 +21,8 @@ KILLS = 20
 
 def start(config: Path) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    log = (config.parent / "output.txt").open("ab")
-    return subprocess.Popen([KLIMB, "train", config], env=environment, stdout=log, stderr=log)
+    with (config.parent / "output.txt").open("ab") as log:
+        return subprocess.Popen([KLIMB, "train", config], env=environment, stdout=log, stderr=log)
 
 
 def wait_for(condition: object, process: subprocess.Popen[bytes], limit: float = 60.0) -> bool:
