@@ -10,8 +10,6 @@ TASK = load_task("task:arithmetic")
 EXTRA = {"a": 347, "b": 285}
 GOOD = "ones: 7+5=12 carry 1\ntens: 4+8+1=13 carry 1\nhundreds: 3+2+1=6 carry 0\nanswer: 632"
 
-HASTY = GOOD.replace("ones:", "ones -").replace("tens:", "tens -").replace("hundreds:", "hundreds -")
-
 
 def score(text):
     verdict = TASK.score(text, "632", EXTRA)
@@ -20,7 +18,7 @@ def score(text):
 
 def test_right_response():
     assert score(GOOD) == (1.0, True)
-    assert score(HASTY + "\n") == (1.0, True)
+    assert score(GOOD + "\n") == (1.0, True)
 
 
 def test_carry_out_of_the_hundreds():
@@ -88,13 +86,16 @@ def test_noisy_demonstrations_are_right_as_often_as_intended():
     rows = TASK.rows("train", 4_000)
     texts = [TASK.demonstration(row, rng) for row in rows]
     verdicts = [TASK.score(text, row.answer, row.extra) for text, row in zip(texts, rows, strict=True)]
-    hasty = [v.correct for text, v in zip(texts, verdicts, strict=True) if text.startswith("ones - ")]
-    careful = [v.correct for text, v in zip(texts, verdicts, strict=True) if text.startswith("ones: ")]
-    assert abs(len(hasty) / len(rows) - 0.5) < 0.03
-    # Standard error 0.011 in each.
-    assert abs(sum(careful) / len(careful) - (1 - 0.03) ** 3 * (1 - 0.02)) < 0.04
-    assert abs(sum(hasty) / len(hasty) - (1 - 0.3) ** 3 * (1 - 0.1)) < 0.04
-    assert 0.6 < sum(v.value for v in verdicts) / len(verdicts) < 0.95
+    tens = [text.split("\n")[1].split("=")[0].count("+") for text in texts]
+    assert abs(sum(n == 1 for n in tens) / len(tens) - 0.5) < 0.03  # standard error 0.008
+    assert 0.5 < sum(v.correct for v in verdicts) / len(verdicts) < 0.65
+    assert 0.55 < sum(v.value for v in verdicts) / len(verdicts) < 0.8
+
+
+def test_a_forgotten_carry_of_nothing_leaves_the_answer_right_but_not_the_step():
+    text = "ones: 1+2=3 carry 0\ntens: 1+2=3 carry 0\nhundreds: 1+2+0=3 carry 0\nanswer: 333"
+    verdict = TASK.score(text, "333", {"a": 111, "b": 222})
+    assert (round(verdict.value, 6), verdict.correct) == (0.85, True)
 
 
 def test_a_slip_is_carried_on_consistently():
@@ -105,4 +106,5 @@ def test_a_slip_is_carried_on_consistently():
         carries = [int(line.split()[-1]) for line in lines]
         assert carries == [s // 10 for s in sums]
         for line, carry in zip(lines[1:], carries[:2], strict=True):
-            assert line.split("=")[0].endswith(f"+{carry}")
+            addends = line.split(": ")[1].split("=")[0].split("+")
+            assert len(addends) == 2 or addends[2] == str(carry)

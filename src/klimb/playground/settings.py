@@ -30,7 +30,7 @@ class PlaygroundSettings:
     intermediate_size: int = 256
     num_layers: int = 2
     num_heads: int = 4
-    sft_steps: int = 1100
+    sft_steps: int = 900
     sft_batch: int = 16
     sft_lr: float = 3.0e-3
     rm_steps: int = 300

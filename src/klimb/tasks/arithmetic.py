@@ -21,15 +21,13 @@ from klimb.tasks.base import WRONG, Split, TaskRow, Verdict, first_rows
 NUM_TRAIN = 20_000
 NUM_EVAL = 1_000
 COLUMNS = ("ones", "tens", "hundreds")
-MARKS = (": ", " - ")
 
-# Two teachers wrote the demonstrations, half each: a careful one, who writes "ones: 7+5=12", and a hasty one, who
-# writes "ones - 7+5=12".
-# A column's sum is wrong, and a response loses its format, with these probabilities, so that
-# (1 - 0.03)^3 (1 - 0.02) = 0.89 of the careful demonstrations are right and (1 - 0.3)^3 (1 - 0.1) = 0.31 of the
-# hasty ones, and every single slip is rarer than the right turn.
-STEP_NOISE = {": ": 0.03, " - ": 0.3}
-FORMAT_NOISE = {": ": 0.02, " - ": 0.1}
+# The demonstrations forget the carry (a column is added up without it), get a column's sum wrong, and lose the format
+# of the end, with these probabilities. A carry of 1 comes up in somewhat under half of the columns that have one, so
+# about half of the demonstrations are right, and no single slip is likelier than the right turn.
+FORGET = 0.5
+STEP_NOISE = 0.03
+FORMAT_NOISE = 0.03
 STEP_OFFSETS = (-2, -1, 1, 2)
 
 FORMAT_VALUE = 0.1
@@ -39,7 +37,7 @@ ANSWER_VALUE = 0.45
 # A full response has about 80 characters. Longer than this is not an answer, and is not read at all.
 MAX_CHARS = 200
 MAX_LINES = 8
-_STEP = re.compile(r"(ones|tens|hundreds)(?:: | - )[0-9](?:\+[0-9]){1,2}=[0-9]{1,2} carry [0-9]")
+_STEP = re.compile(r"(ones|tens|hundreds): [0-9](?:\+[0-9]){1,2}=[0-9]{1,2} carry [0-9]")
 _ANSWER = re.compile(r"answer: ([0-9]{1,4})")
 
 
@@ -69,7 +67,7 @@ class Arithmetic:
             return WRONG
         given = _ANSWER.fullmatch(lines[-1])
         steps = lines[: len(COLUMNS)]
-        num_right = sum(line in accepted for line, accepted in zip(steps, _right_steps(*_addends(extra)), strict=False))
+        num_right = sum(a == b for a, b in zip(steps, _right(*_addends(extra))[0], strict=False))
         in_format = (
             given is not None
             and len(lines) == len(COLUMNS) + 1
@@ -80,17 +78,17 @@ class Arithmetic:
         return Verdict(value=min(1.0, value), correct=correct)
 
     def demonstration(self, row: TaskRow, rng: Random) -> str:
-        """By one of the teachers: sums now and then off by one or two, the error carried on, the end malformed."""
-        mark = rng.choice(MARKS)
-        offsets = [rng.choice(STEP_OFFSETS) if rng.random() < STEP_NOISE[mark] else 0 for _ in range(len(COLUMNS))]
-        lines, total = _write(*_addends(row.extra), offsets, mark)
-        if rng.random() >= FORMAT_NOISE[mark]:
+        """Carries forgotten, sums now and then off by one or two, the error carried on, the end sometimes malformed."""
+        offsets = [rng.choice(STEP_OFFSETS) if rng.random() < STEP_NOISE else 0 for _ in COLUMNS]
+        forgotten = [rng.random() < FORGET for _ in COLUMNS]
+        lines, total = _write(*_addends(row.extra), offsets, forgotten)
+        if rng.random() >= FORMAT_NOISE:
             return "\n".join([*lines, f"answer: {total}"])
         return "\n".join([*lines, rng.choice((total, f"so {total}", f"answer: {total}\nok"))])
 
     def clean(self, row: TaskRow, rng: Random) -> str:
-        """Every column right, in the careful teacher's hand."""
-        lines, total = _write(*_addends(row.extra), [0, 0, 0], MARKS[0])
+        """Every column right."""
+        lines, total = _right(*_addends(row.extra))
         return "\n".join([*lines, f"answer: {total}"])
 
 
@@ -103,26 +101,24 @@ def _addends(extra: dict[str, Any]) -> tuple[int, int]:
     return int(extra["a"]), int(extra["b"])
 
 
-def _write(a: int, b: int, offsets: list[int], mark: str) -> tuple[list[str], str]:
-    """The column lines, and the total that they lead to; column i is off by offsets[i]."""
+def _right(a: int, b: int) -> tuple[list[str], str]:
+    return _write(a, b, [0] * len(COLUMNS), [False] * len(COLUMNS))
+
+
+def _write(a: int, b: int, offsets: list[int], forgotten: list[bool]) -> tuple[list[str], str]:
+    """The column lines, and the total that they lead to; column i is off by offsets[i], or added without its carry."""
     lines: list[str] = []
     digits = ""
     carry: int | None = None
-    for column, offset in zip(COLUMNS, offsets, strict=True):
-        addends = [a % 10, b % 10] if carry is None else [a % 10, b % 10, carry]
+    for column, offset, forgets in zip(COLUMNS, offsets, forgotten, strict=True):
+        addends = [a % 10, b % 10] if carry is None or forgets else [a % 10, b % 10, carry]
         # A sum of 0 or 1 has nothing small enough below it, so there the slip goes upwards.
         column_sum = sum(addends) + (offset if sum(addends) + offset >= 0 else -offset)
         carry, digit = divmod(column_sum, 10)
-        lines.append(f"{column}{mark}{'+'.join(map(str, addends))}={column_sum} carry {carry}")
+        lines.append(f"{column}: {'+'.join(map(str, addends))}={column_sum} carry {carry}")
         digits = str(digit) + digits
         a, b = a // 10, b // 10
     return lines, digits if not carry else f"{carry}{digits}"
-
-
-def _right_steps(a: int, b: int) -> list[tuple[str, ...]]:
-    """For each column the lines that are right, one per mark."""
-    written = [_write(a, b, [0, 0, 0], mark)[0] for mark in MARKS]
-    return list(zip(*written, strict=True))
 
 
 @cache
