@@ -42,7 +42,8 @@ def show_summary(result: RunResult, config: RunConfig) -> None:
             change = f"{100 * (after - before):+.1f} points" if share else f"{after - before:+.3f}"
             table.add_row(name, format(before, form), format(after, form), change)
     console.print()
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     if result.kl is not None:
         posture = resolve(config)
         target = f", target {config.algorithm.kl_ctrl.target_kl:g}" if posture.kl_type == "adaptive" else ""
