@@ -62,7 +62,9 @@ def export_policy(run: Path, which: str, target: Path, dtype: str) -> Path:
 def _convert(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, local_files_only=True)
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(target)
