@@ -130,8 +130,6 @@ def build_components(
 def reward_settings(config: RunConfig, posture: Posture) -> RewardSettings:
     r = config.reward_model
     return RewardSettings(
-        timeout_seconds=r.timeout_seconds,
-        workers=r.workers,
         on_failure=r.on_failure,
         max_failed_fraction=r.max_failed_fraction,
         normalize=r.normalize,

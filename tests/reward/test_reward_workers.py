@@ -93,7 +93,7 @@ def pool() -> Iterator[WorkerPool]:
 
 def test_case_RF_02_hanging_reward(reward_file: Path, pool: WorkerPool) -> None:
     component = make_component(FunctionSpec(name=f"{reward_file}:reward"), pool)
-    settings = RewardSettings(timeout_seconds=1.0, workers=1, on_failure=0.0, max_failed_fraction=1.0)
+    settings = RewardSettings(on_failure=0.0, max_failed_fraction=1.0)
     samples = [make_sample(text, row=i) for i, text in enumerate(["fine", "sleep", "raise", "fine"])]
     start = time.perf_counter()
     scored, report = score_samples(samples, [component], settings, None)

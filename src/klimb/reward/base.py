@@ -126,14 +126,11 @@ class RewardComponent(Protocol):
 class RewardSettings:
     """How components become one score.
 
-    timeout_seconds: per row and call. workers: processes for code that may hang.
     on_failure: drop leaves a failed episode out; a number stands in for its final score.
     max_failed_fraction: in [0, 1]; a batch with a larger share of failed rows stops the run.
     normalize: running divides by the moments of every score so far. clip: lowest and highest score, None is off.
     """
 
-    timeout_seconds: float = 10.0
-    workers: int = 2
     on_failure: Literal["drop"] | float = "drop"
     max_failed_fraction: float = 0.1
     normalize: Literal["none", "running"] = "none"
