@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from klimb.algos.kl import AdaptiveKLController, FixedKLController, KLController
+from klimb.algos.kl import AdaptiveKLController, FixedKLController, KLController, PIKLController
 from klimb.batch import Split
 from klimb.config.counts import Counts, count
 from klimb.config.paths import model_folder
@@ -169,6 +169,8 @@ def make_controller(config: RunConfig, posture: Posture) -> KLController:
     kl = config.algorithm.kl_ctrl
     if posture.kl_type == "fixed":
         return FixedKLController(posture.init_kl_coef)
+    if posture.kl_type == "pi":
+        return PIKLController(posture.init_kl_coef, kl.target_kl, kl.min_kl_coef, kl.max_kl_coef)
     return AdaptiveKLController(posture.init_kl_coef, kl.target_kl, kl.horizon, kl.min_kl_coef, kl.max_kl_coef)
 
 

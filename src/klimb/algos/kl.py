@@ -18,6 +18,10 @@ from klimb.errors import CheckpointError
 
 K3_MAX = 10.0
 MAX_RELATIVE_ERROR = 0.2
+PI_GAIN = 0.5
+PI_INTEGRAL_GAIN = 0.05
+PI_SMOOTHING = 0.5
+PI_ERROR_LOW, PI_ERROR_HIGH = -1.5, 1.5
 
 
 def estimate(name: str, logprobs: Float[Tensor, "*s"], ref_logprobs: Float[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
@@ -143,6 +147,66 @@ class AdaptiveKLController:
     def load_state_dict(self, d: Mapping[str, float]) -> None:
         """The coefficient of d, within this controller's clamps."""
         self.coef = self._clip(_coef_of(d))
+
+    def _clip(self, coef: float) -> float:
+        return min(max(coef, self.min_kl_coef), self.max_kl_coef)
+
+
+class PIKLController:
+    """log coef moves by gain (e - e before) + integral_gain e, e = clip(log(smoothed KL / target), -low, high).
+
+    A proportional-integral rule in velocity form. Both KL and coefficient are scales, so both are taken in logs: the
+    same gains serve whatever target and coefficient. The proportional part answers a rising KL before it reaches its
+    target. The step is clipped at the clamps, which leaves no integral to unwind. target_kl in nats per token, above
+    0; smoothing: share of the new observation in the smoothed KL; the gains act per rollout phase, and were
+    chosen in benchmarks/controller. Source: after Stooke et al. 2020, arXiv 2007.03964, section 5.
+    """
+
+    def __init__(
+        self,
+        init_kl_coef: float,
+        target_kl: float,
+        min_kl_coef: float,
+        max_kl_coef: float,
+        *,
+        gain: float = PI_GAIN,
+        integral_gain: float = PI_INTEGRAL_GAIN,
+        smoothing: float = PI_SMOOTHING,
+    ) -> None:
+        self.coef = init_kl_coef
+        self.target_kl = target_kl
+        self.min_kl_coef = min_kl_coef
+        self.max_kl_coef = max_kl_coef
+        self.gain = gain
+        self.integral_gain = integral_gain
+        self.smoothing = smoothing
+        self._smoothed: float | None = None
+        self._error = 0.0
+
+    def update(self, kl: float, num_episodes: int) -> None:
+        """One step of the rule above. Without an episode, or with a kl that is not finite, nothing changes."""
+        if not math.isfinite(kl) or num_episodes == 0:
+            return
+        kl = max(kl, 0.0)
+        before = self._smoothed
+        self._smoothed = kl if before is None else before + self.smoothing * (kl - before)
+        error = self._clipped_error(self._smoothed)
+        change = self.integral_gain * error + (0.0 if before is None else self.gain * (error - self._error))
+        self._error = error
+        self.coef = self._clip(self.coef * math.exp(change))
+
+    def state_dict(self) -> dict[str, float]:
+        """coef, and once something was observed the smoothed KL."""
+        return {"coef": self.coef} | ({} if self._smoothed is None else {"smoothed_kl": self._smoothed})
+
+    def load_state_dict(self, d: Mapping[str, float]) -> None:
+        """The coefficient of d, within this controller's clamps, and the smoothed KL."""
+        coef, smoothed = _coef_of(d), d.get("smoothed_kl")
+        self.coef, self._smoothed = self._clip(coef), smoothed
+        self._error = 0.0 if smoothed is None else self._clipped_error(smoothed)
+
+    def _clipped_error(self, kl: float) -> float:
+        return min(max(math.log(max(kl, 1e-12) / self.target_kl), PI_ERROR_LOW), PI_ERROR_HIGH)
 
     def _clip(self, coef: float) -> float:
         return min(max(coef, self.min_kl_coef), self.max_kl_coef)

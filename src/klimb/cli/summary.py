@@ -46,7 +46,7 @@ def show_summary(result: RunResult, config: RunConfig) -> None:
         console.print(table)
     if result.kl is not None:
         posture = resolve(config)
-        target = f", target {config.algorithm.kl_ctrl.target_kl:g}" if posture.kl_type == "adaptive" else ""
+        target = f", target {config.algorithm.kl_ctrl.target_kl:g}" if posture.kl_type != "fixed" else ""
         console.print(Text(f"mean KL of the second half: {result.kl:.4f} nats per token{target}"))
     if result.best is not None:
         console.print(Text(f"best checkpoint by {config.eval.metric}: {result.best}"), soft_wrap=True)

@@ -23,7 +23,7 @@ class Posture:
     kl_in_loss: bool
     kl_loss_estimator: str
     kl_reward_estimator: str
-    kl_type: Literal["fixed", "adaptive"]
+    kl_type: Literal["fixed", "adaptive", "pi"]
     init_kl_coef: float
     reward_clip: tuple[float, float] | None
     eval_every: int
@@ -133,7 +133,7 @@ def _check_kl(config: RunConfig, posture: Posture) -> None:
             f"algorithm.kl_ctrl: init_kl_coef {posture.init_kl_coef} lies outside min_kl_coef {kl.min_kl_coef} "
             f"to max_kl_coef {kl.max_kl_coef}; needed: min <= init <= max"
         )
-    if 0.2 * n / kl.horizon >= 1:
+    if posture.kl_type == "adaptive" and 0.2 * n / kl.horizon >= 1:
         raise ConfigError(
             f"algorithm.kl_ctrl.horizon {kl.horizon:g} is too short for rollout_batch_size {n}: one phase would "
             f"change the coefficient by {0.2 * n / kl.horizon:.0%}; needed: 0.2 x rollout_batch_size / horizon < 1, "

@@ -83,18 +83,19 @@ class RolloutConfig(Section):
 class KLConfig(Section):
     """`algorithm.kl_ctrl`: the coefficient of the KL penalty and what steers it."""
 
-    type: Literal["auto", "fixed", "adaptive"] = "auto"
-    """fixed: the coefficient stays; adaptive: it follows the measured KL; auto: by posture."""
+    type: Literal["auto", "fixed", "adaptive", "pi"] = "auto"
+    """fixed: the coefficient stays; adaptive: it follows the measured KL, slowly; pi: it follows without the lag
+    (proportional-integral on log KL); auto: by posture."""
     horizon: PositiveFloat = 10000
     """Episodes over which the adaptive controller corrects; smaller reacts faster."""
     target_kl: PositiveFloat = 0.02
-    """KL per token, in nats, that the adaptive controller steers to."""
+    """KL per token, in nats, that adaptive and pi steer to."""
     init_kl_coef: NonNegative | Auto = "auto"
     """Coefficient at the start; auto: 0.05 explicit, 0.02 cached."""
     min_kl_coef: PositiveFloat = 0.001
-    """Lower clamp of the adaptive coefficient."""
+    """Lower clamp of a coefficient that is steered."""
     max_kl_coef: PositiveFloat = 5.0
-    """Upper clamp of the adaptive coefficient."""
+    """Upper clamp of a coefficient that is steered."""
     allow_both: bool = False
     """Allow KL in the reward and in the loss at once, where it counts twice."""
 
