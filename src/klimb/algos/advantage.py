@@ -5,7 +5,8 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from klimb.algos.ops import replace
+from klimb.algos.groups import Groups
+from klimb.algos.ops import replace, whiten
 
 STD_EPS = 1e-6
 
@@ -56,6 +57,37 @@ def gae(
     return advantages, advantages + values
 
 
+def reinforce_pp(
+    rewards: Float[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    gamma: float,
+) -> Float32[Tensor, "b t"]:
+    """Discounted reward-to-go, sum over the row's later masked-in tokens of gamma^k r, [B, T], 0 off the mask.
+
+    Not whitened: REINFORCE++ whitens it over the tokens of the batch, which the training layer does. Tokens off
+    the mask cost no discount. Source: Hu 2025, arXiv 2501.03262, section 3.
+    """
+    rewards = replace(rewards.detach(), mask)
+    to_go, later = torch.zeros_like(rewards), rewards.new_zeros(len(rewards))
+    for t in range(mask.shape[1] - 1, -1, -1):
+        later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
+        to_go[:, t] = torch.where(mask[:, t], later, 0.0)
+    return to_go
+
+
+def remax(
+    rewards: Float[Tensor, "b t"],
+    greedy_totals: Float[Tensor, " b"],
+    mask: Bool[Tensor, "b t"],
+) -> Float32[Tensor, "b t"]:
+    """Reward-to-go minus the total reward of a greedy response to the same prompt, [B, T], 0 off the mask.
+
+    greedy_totals [B]: a constant per prompt, so the baseline brings no bias. Source: Li et al. 2023, arXiv
+    2310.10505, algorithm 1.
+    """
+    return replace(reinforce_pp(rewards, mask, 1.0) - greedy_totals.detach().float()[:, None], mask)
+
+
 def grpo(
     rewards: Float[Tensor, " b"],
     groups: Int64[Tensor, " b"],
@@ -68,12 +100,9 @@ def grpo(
     gets 0 (its reward may be NaN). A group without spread, or of one, gets exactly 0. Source: Shao et al.
     2024, arXiv 2402.03300, section 4.1.2; norm_by_std False: Dr. GRPO, Liu et al. 2025, arXiv 2503.20783.
     """
-    table = _Table(groups, valid)
-    centred = table.centre(rewards)
-    if norm_by_std:
-        variance = centred.square().sum(1, keepdim=True) / (table.count - 1).clamp(min=1)
-        centred = centred / (variance.sqrt() + STD_EPS)
-    return table.rows(centred)
+    g = Groups(groups, valid)
+    centred = g.centre(rewards)
+    return g.rows(centred / (g.std(centred) + STD_EPS) if norm_by_std else centred)
 
 
 def rloo(
@@ -85,42 +114,95 @@ def rloo(
 
     Source: Ahmadian et al. 2024, arXiv 2402.14740 (the RLOO estimator), after Kool et al. 2019.
     """
-    table = _Table(groups, valid)
+    g = Groups(groups, valid)
     # R_i - (S - R_i) / (n - 1) = (R_i - S / n) n / (n - 1)
-    return table.rows(table.centre(rewards) * table.count / (table.count - 1).clamp(min=1))
+    return g.rows(g.centre(rewards) * g.count / (g.count - 1).clamp(min=1))
 
 
-class _Table:
-    """Rows [B] laid out as one line per group, [G, N]. No atomic sums, so the same bits on every rank."""
+def reinforce_pp_baseline(
+    rewards: Float[Tensor, " b"],
+    groups: Int64[Tensor, " b"],
+    mask: Bool[Tensor, "b t"],
+    valid: Bool[Tensor, " b"] | None = None,
+) -> Float32[Tensor, "b t"]:
+    """R_i - mean_g on each masked-in token, then whitened over the batch's tokens, [B, T], 0 off the mask.
 
-    def __init__(self, groups: Tensor, valid: Tensor | None) -> None:
-        order = torch.argsort(groups, stable=True)
-        ordered = groups[order]
-        is_first = torch.ones_like(ordered, dtype=torch.bool)
-        is_first[1:] = ordered[1:] != ordered[:-1]
-        line = torch.empty_like(order)
-        line[order] = is_first.cumsum(0) - 1
-        sizes = torch.bincount(line)
-        starts = sizes.cumsum(0) - sizes
-        column = torch.empty_like(order)
-        column[order] = torch.arange(len(order), device=order.device) - starts[line[order]]
-        self.at = (line, column)
-        shape = (len(sizes), int(sizes.max()) if len(sizes) else 1)
-        self.present = torch.zeros(shape, dtype=torch.bool, device=groups.device)
-        self.present[self.at] = True if valid is None else valid
-        self.count = self.present.sum(1, keepdim=True)
+    valid as in `grpo`; None: the rows that have a token. Long answers weigh more in the whitening than short
+    ones, so a group without spread, 0 before it, moves by the tokens' mean like every other; when no
+    group has spread all is exactly 0. Source: Hu 2025, arXiv 2501.03262, the variant with a group baseline.
+    """
+    g = Groups(groups, mask.any(dim=1) if valid is None else valid)
+    return whiten(g.rows(g.centre(rewards))[:, None].expand(mask.shape), mask)
 
-    def centre(self, rewards: Tensor) -> Tensor:
-        """Reward minus the group's mean, [G, N]; 0 where nothing is present."""
-        table = torch.zeros(self.present.shape, device=rewards.device)
-        table[self.at] = rewards.detach().float()
-        # A float32 mean of equal numbers is not equal to them. Counted from the lowest, equal rewards are
-        # exact zeros, and so is their advantage whatever it is divided by.
-        lowest = torch.where(self.present, table, torch.inf).amin(1, keepdim=True)
-        above = torch.where(self.present, table - lowest, 0.0)
-        mean = above.sum(1, keepdim=True) / self.count.clamp(min=1)
-        return torch.where(self.present, above - mean, 0.0)
 
-    def rows(self, table: Tensor) -> Tensor:
-        """Back to [B]."""
-        return table[self.at]
+def opo(
+    rewards: Float[Tensor, " b"],
+    lengths: Int64[Tensor, " b"],
+    groups: Int64[Tensor, " b"],
+    valid: Bool[Tensor, " b"] | None = None,
+) -> Float32[Tensor, " b"]:
+    """R_i - sum_g(len R) / sum_g(len), the baseline of least variance when gradient norms grow with length.
+
+    lengths int64 [B], tokens of the response; the rest as in `grpo`. Source: Hao et al. 2025, arXiv 2505.23585,
+    section 3.
+    """
+    g = Groups(groups, valid)
+    above, _ = g.above_lowest(rewards)
+    weight = g.table(lengths)
+    baseline = (weight * above).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1.0)
+    return g.rows(torch.where(g.present & (g.count > 1), above - baseline, 0.0))
+
+
+def grpo_passk(
+    rewards: Float[Tensor, " b"],
+    groups: Int64[Tensor, " b"],
+    valid: Bool[Tensor, " b"] | None = None,
+) -> Float32[Tensor, " b"]:
+    """Only the best of a group gets an advantage: (R_max - R_2nd) / (std_g + 1e-6); the others 0.
+
+    Arguments and special cases as in `grpo`. Two equal best leave nothing to tell apart, so all get 0. Source: Tang
+    et al. 2025, arXiv 2503.19595, the best-of-group objective with a leave-one-out baseline, over the spread.
+    """
+    g = Groups(groups, valid)
+    above, _ = g.above_lowest(rewards)
+    ranked, order = torch.where(g.present, above, -torch.inf).sort(dim=1, descending=True, stable=True)
+    if ranked.shape[1] < 2:
+        return torch.zeros_like(rewards, dtype=torch.float32)
+    lead = torch.where(g.count > 1, ranked[:, :1] - ranked[:, 1:2], 0.0) / (g.std(g.centre(rewards)) + STD_EPS)
+    return g.rows(torch.zeros_like(above).scatter(1, order[:, :1], lead))
+
+
+def maxrl(
+    rewards: Float[Tensor, " b"],
+    groups: Int64[Tensor, " b"],
+    valid: Bool[Tensor, " b"] | None = None,
+) -> Float32[Tensor, " b"]:
+    """(R_i - mean_g) / mean_g, 0 where the mean is 0. Arguments and special cases as in `grpo`.
+
+    The rarer success is in a group, the more it counts. Meant for rewards of 0 and 1 and, unlike the others, not
+    unmoved by a shift of rewards: a negative mean turns the sign round. Source: Tajwar et al. 2026, arXiv
+    2602.02710.
+    """
+    g = Groups(groups, valid)
+    above, lowest = g.above_lowest(rewards)
+    mean = lowest + g.mean(above)
+    return g.rows(torch.where(mean == 0, 0.0, g.centre(rewards) / torch.where(mean == 0, 1.0, mean)))
+
+
+def overlong_penalty(
+    lengths: Int64[Tensor, " b"],
+    cut_off: Bool[Tensor, " b"],
+    penalty: float,
+    max_tokens: int,
+    buffer: int | None = None,
+) -> Float32[Tensor, " b"]:
+    """What a response loses for its length, [B], at least 0; to be subtracted from its reward.
+
+    lengths int64 [B] in tokens; cut_off bool [B]: ended by the limit max_tokens. Without a buffer, cut-off ones lose
+    `penalty`. With one, all lose penalty * (len - (max_tokens - buffer)) / buffer inside the last `buffer` tokens.
+    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, eq. 13.
+    """
+    if buffer is None:
+        return torch.where(cut_off, penalty, 0.0)
+    over = (lengths - (max_tokens - buffer)).clamp(0, buffer).float()
+    return penalty * over / buffer

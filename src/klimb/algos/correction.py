@@ -1,11 +1,105 @@
 # ruff: noqa: F722
-"""How far the rollout engine's log-probabilities are from the trainer's."""
+"""The rollout engine against the trainer: how far apart they are, weights that correct it, rows to reject.
+
+rho = exp(old - sampler): the trainer's probability of a sampled token over the engine's that drew it.
+"""
+
+from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from klimb.algos.ops import clamp_log_ratio
+from klimb.algos.ops import clamp_log_ratio, masked_mean, pick, replace
+
+
+def weights(
+    old_logprobs: Float[Tensor, "b t"],
+    sampler_logprobs: Float[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    kind: str,
+    cap: float,
+    low: float | None = None,
+    normalize: bool = False,
+) -> Float32[Tensor, "b t"]:
+    """Importance weights [B, T] for the token losses, detached, 0 off the mask.
+
+    `none` 1; `token` min(rho, cap); `sequence` min(product of the row's rho, cap) on each of its tokens; `band`
+    rho inside [low, cap], else 0, low None: 1 / cap. normalize: divided by their mean over the masked-in tokens.
+    Log-ratios, and their sums over a row, are clamped to +-20. Sources: truncated importance sampling, Ionides
+    2008; band: IcePop, Ling team 2025, arXiv 2510.18855. Raises ConfigError for an unknown kind.
+    """
+    weigh = pick("algorithm.rollout_correction.weights", kind, KINDS)
+    log_rho = replace(old_logprobs.detach(), mask) - replace(sampler_logprobs.detach(), mask)
+    w = replace(weigh(log_rho, cap, 1.0 / cap if low is None else low).expand(mask.shape), mask)
+    mean = masked_mean(w, mask)
+    return torch.where(mean > 0, w / mean, w) if normalize else w
+
+
+def _token(log_rho: Tensor, cap: float, low: float) -> Tensor:
+    return clamp_log_ratio(log_rho).exp().clamp(max=cap)
+
+
+def _sequence(log_rho: Tensor, cap: float, low: float) -> Tensor:
+    return clamp_log_ratio(log_rho.sum(dim=1, keepdim=True)).exp().clamp(max=cap)
+
+
+def _band(log_rho: Tensor, cap: float, low: float) -> Tensor:
+    rho = clamp_log_ratio(log_rho).exp()
+    return torch.where((rho >= low) & (rho <= cap), rho, 0.0)
+
+
+# log rho [B, T], cap, low -> weights [B, T] or [B, 1]
+KINDS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "none": lambda log_rho, cap, low: torch.ones_like(log_rho),
+    "token": _token,
+    "sequence": _sequence,
+    "band": _band,
+}
+
+
+def keep_rows(
+    old_logprobs: Float[Tensor, "b t"],
+    sampler_logprobs: Float[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    criterion: str,
+    lo: float | None,
+    hi: float | None,
+) -> Bool[Tensor, " b"]:
+    """Which rows are near enough to be trained on, [B]; True for a row without a token. None: no bound there.
+
+    `seq_mean_k1` lo <= exp(mean log rho) <= hi, the geometric mean ratio; `seq_mean_k3` mean(rho - 1 - log rho) <= hi,
+    in nats; `token_veto` smallest rho >= lo. A bound that a criterion does not have is not read. Source: the row's
+    geometric ratio, as in sequence-level masking (Zheng et al. 2025, arXiv 2507.18071, eq. 7). Raises ConfigError for
+    an unknown criterion.
+    """
+    measure = pick("algorithm.rollout_correction.reject.criterion", criterion, CRITERIA)
+    log_rho = replace(old_logprobs.detach(), mask) - replace(sampler_logprobs.detach(), mask)
+    number = measure(log_rho, mask)
+    low = -torch.inf if lo is None or criterion not in BOUNDED_BELOW else lo
+    high = torch.inf if hi is None or criterion not in BOUNDED_ABOVE else hi
+    return ((number >= low) & (number <= high)) | ~mask.any(dim=1)
+
+
+def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
+    return replace(x, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def _k3(log_rho: Tensor) -> Tensor:
+    x = clamp_log_ratio(log_rho)
+    return torch.expm1(x) - x
+
+
+# log rho [B, T], mask [B, T] -> one number per row [B]
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "seq_mean_k1": lambda log_rho, mask: clamp_log_ratio(_row_mean(log_rho, mask)).exp(),
+    "seq_mean_k3": lambda log_rho, mask: _row_mean(_k3(log_rho), mask),
+    "token_veto": lambda log_rho, mask: clamp_log_ratio(torch.where(mask, log_rho, torch.inf).amin(dim=1)).exp(),
+}
+
+
+BOUNDED_BELOW = ("seq_mean_k1", "token_veto")
+BOUNDED_ABOVE = ("seq_mean_k1", "seq_mean_k3")
 
 
 def mismatch(
