@@ -150,7 +150,7 @@ def opo(
     above, _ = g.above_lowest(rewards)
     weight = g.table(lengths)
     baseline = (weight * above).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1.0)
-    return g.rows(torch.where(g.present & (g.count > 1), above - baseline, 0.0))
+    return g.rows(torch.where(g.present, above - baseline, 0.0))
 
 
 def grpo_passk(
