@@ -19,8 +19,10 @@ from transformers import (
 )
 
 from klimb.batch import Minibatch, Split, collate, split_phase
-from klimb.learn import Recipe, Roles, estimate_advantages, score_tokens
+from klimb.config.facts import ESTIMATORS
+from klimb.learn import Roles, estimate_advantages, score_tokens
 from klimb.models.load import critic_from, frozen_copy
+from klimb.recipe import Recipe
 from klimb.rollout.base import Request, Sampling
 from klimb.rollout.hf import HFSampler
 from klimb.types import Batch, Prompt, Sample, Scored, TrainBatch
@@ -138,7 +140,8 @@ def make_recipe(**changes: Any) -> Recipe:
         "kl_loss_estimator": "k3+",
         "max_grad_norm": 1e9,
     }
-    return Recipe(**{**defaults, **changes})
+    facts = ESTIMATORS[changes.get("adv_estimator", defaults["adv_estimator"])]
+    return Recipe(**{**defaults, "whiten": facts.whitened, **changes})
 
 
 def make_phase(model: PreTrainedModel, rewards: Sequence[float | None], per_prompt: int = 4, **changes: Any) -> Batch:

@@ -54,6 +54,7 @@ def collate(scored: Sequence[Scored], pad_id: int) -> Batch:
         row_id=index,
         source_row=index,
         policy_version=rows([s.policy_version for s in samples], -1, torch.int64),
+        correct=torch.tensor([-1 if s.correct is None else int(s.correct) for s in scored], dtype=torch.int64),
     )
 
 
@@ -70,10 +71,11 @@ def trimmed(batch: AnyBatch, rows: Tensor) -> AnyBatch:
 
 
 def split_phase(lengths: Tensor, split: Split, seed: int) -> list[list[Minibatch]]:
-    """Per epoch the train batches of a phase, each cut into micro-batches. lengths int64 [B]: tokens of each row.
+    """Per epoch the train batches of a phase, each cut into micro-batches. lengths int64 [B]: tokens of each row, 0 for
+    a row that is not forwarded.
 
-    The order is a function of (seed, epoch). The last train batch of an epoch may be smaller; its loss has its
-    own denominator.
+    The order is a function of (seed, epoch), and so is the number of train batches, whatever failed. The last train
+    batch of an epoch may be smaller; its loss has its own denominator.
     """
     epochs: list[list[Minibatch]] = []
     for epoch in range(split.epochs):
@@ -86,8 +88,10 @@ def split_phase(lengths: Tensor, split: Split, seed: int) -> list[list[Minibatch
 def micro_batches(rows: Tensor, lengths: Tensor, split: Split) -> Minibatch:
     """Cut rows into forwards: by number, or sorted by length under a budget of rows x longest tokens.
 
-    A row longer than the budget gets a forward of its own. The cut never changes the result, only memory and time.
+    A row longer than the budget gets a forward of its own, one of length 0 none. The cut never changes the result, only
+    memory and time.
     """
+    rows = rows[lengths[rows] > 0]
     if split.budget is None:
         return tuple(rows.split(split.rows_per_micro))
     ordered = rows[lengths[rows].argsort(descending=True, stable=True)]

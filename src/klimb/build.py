@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.algos.kl import AdaptiveKLController, FixedKLController, KLController, PIKLController
 from klimb.batch import Split
+from klimb.config.algorithm import CorrectionConfig, OverlongPenalty
 from klimb.config.counts import Counts, count
 from klimb.config.paths import model_folder
 from klimb.config.posture import Posture, filled, resolve
@@ -21,7 +22,8 @@ from klimb.data.files import read_rows
 from klimb.data.prompts import PromptStream, build_prompts, check_context
 from klimb.data.rows import DataSettings
 from klimb.errors import ConfigError
-from klimb.learn import Recipe, Roles
+from klimb.follow import Follow, Target
+from klimb.learn import Roles
 from klimb.loop import Run
 from klimb.models.load import (
     context_limit,
@@ -34,6 +36,7 @@ from klimb.models.load import (
     model_end_ids,
     pad_id,
 )
+from klimb.recipe import Correction, Overlong, Recipe, Reject
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
 from klimb.reward.model import RewardModel, RewardModelSettings
@@ -144,15 +147,12 @@ def make_recipe(config: RunConfig, posture: Posture, dtype: torch.dtype) -> Reci
         temperature=config.actor_rollout_ref.temperature,
         dtype=dtype,
         adv_estimator=a.adv_estimator,
+        whiten=a.estimator.whitened,
         norm_by_std=a.norm_by_std,
         gamma=a.gamma,
         lam=posture.lam,
         policy_loss=a.policy_loss,
-        loss_args={
-            "clip_ratio_low": a.clip_ratio_low,
-            "clip_ratio_high": a.clip_ratio_high,
-            "dual_clip": a.dual_clip,
-        },
+        loss_args=a.loss_settings,
         loss_agg=a.loss_agg,
         max_tokens=config.actor_rollout_ref.max_tokens,
         entropy_coef=a.entropy_coef,
@@ -162,7 +162,21 @@ def make_recipe(config: RunConfig, posture: Posture, dtype: torch.dtype) -> Reci
         kl_reward_estimator=posture.kl_reward_estimator,
         kl_loss_estimator=posture.kl_loss_estimator,
         max_grad_norm=config.training.max_grad_norm,
+        filter_groups=a.filter_groups,
+        bootstrap=a.truncated == "bootstrap",
+        exclude=a.truncated == "exclude",
+        overlong=Overlong(penalty=a.truncated.penalty, buffer=a.truncated.overlong_buffer)
+        if isinstance(a.truncated, OverlongPenalty)
+        else None,
+        correction=_correction(a.rollout_correction),
+        filtration=a.policy_filtration.strategy,
+        filtration_power=a.policy_filtration.power,
     )
+
+
+def _correction(c: CorrectionConfig) -> Correction:
+    reject = None if c.reject is None else Reject(criterion=c.reject.criterion, lo=c.reject.lo, hi=c.reject.hi)
+    return Correction(weights=c.weights, cap=c.cap, low=c.low, normalize=c.normalize, reject=reject)
 
 
 def make_controller(config: RunConfig, posture: Posture) -> KLController:
@@ -172,6 +186,20 @@ def make_controller(config: RunConfig, posture: Posture) -> KLController:
     if posture.kl_type == "pi":
         return PIKLController(posture.init_kl_coef, kl.target_kl, kl.min_kl_coef, kl.max_kl_coef)
     return AdaptiveKLController(posture.init_kl_coef, kl.target_kl, kl.horizon, kl.min_kl_coef, kl.max_kl_coef)
+
+
+def make_follow(config: RunConfig, posture: Posture) -> Follow:
+    kl = config.algorithm.kl_ctrl
+    if posture.kl_type == "fixed" or not posture.needs_reference:
+        return Follow(None)
+    return Follow(
+        Target(
+            kind=posture.kl_type,
+            target_kl=kl.target_kl,
+            min_kl_coef=kl.min_kl_coef,
+            max_kl_coef=kl.max_kl_coef,
+        )
+    )
 
 
 def slots(config: RunConfig, device: torch.device) -> int:
@@ -227,8 +255,10 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         if roles.critic is None
         else make_trainable(roles.critic, _schedule(config, counts.optimizer_steps, config.critic.lr), t.weight_decay),
         controller=make_controller(config, posture),
+        follow=make_follow(config, posture),
         sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
         sampling=sampling,
+        greedy_sampling=replace(sampling, temperature=0.0) if config.algorithm.estimator.needs_greedy else None,
         eval_sampling=eval_sampling,
         prompts=PromptStream(data.train, t.seed, config.data.shuffle),
         eval_prompts=data.eval,

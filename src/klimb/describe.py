@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from klimb.config.algorithm import KLConfig
 from klimb.config.posture import Posture
-from klimb.config.schema import KLConfig
 from klimb.types import Sample
 
 

@@ -5,21 +5,23 @@ Batch -> ScoredBatch (`score_tokens`) -> TrainBatch (`estimate_advantages`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from klimb.algos import advantage, correction, kl
+from klimb.algos.ops import replace as replace_masked
 from klimb.algos.ops import whiten
+from klimb.algos.table import ADVANTAGES, Phase
 from klimb.batch import Minibatch, trimmed
-from klimb.models.forward import token_scores, token_values
+from klimb.models.forward import token_scores, values_and_end
 from klimb.models.load import Critic
+from klimb.recipe import Recipe
+from klimb.selection import Metrics, columns, correction_weights, draw_rows, trained_tokens
 from klimb.types import Batch, ScoredBatch, TrainBatch
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,109 +33,122 @@ class Roles:
     critic: Critic | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything the maths reads, resolved: no `auto` is left here."""
+def is_on_policy(epochs: Sequence[Sequence[Minibatch]], recipe: Recipe) -> bool:
+    """Whether the update's own forward can stand for the old policy's: its log-probs are the same to the last bit.
 
-    explicit: bool
-    temperature: float
-    dtype: torch.dtype
-    adv_estimator: str
-    norm_by_std: bool
-    gamma: float
-    lam: float
-    policy_loss: str
-    loss_args: dict[str, float | None]
-    loss_agg: str
-    max_tokens: int
-    entropy_coef: float
-    value_clip: float | None
-    kl_in_reward: bool
-    kl_in_loss: bool
-    kl_reward_estimator: str
-    kl_loss_estimator: str
-    max_grad_norm: float
+    So when the phase makes exactly one optimizer step, nothing before that step reads the old log-probs (no KL in the
+    reward, no rollout correction), and the step trains on what would have been scored (no exclusion, no filtration).
+    """
+    one_step = len(epochs) == 1 and len(epochs[0]) == 1
+    reads_old = recipe.kl_in_reward or recipe.correction.weights != "none" or recipe.correction.reject is not None
+    trains_on_less = recipe.exclude or recipe.filtration != "none"
+    return recipe.explicit and one_step and not reads_old and not trains_on_less
 
 
 def score_tokens(
-    batch: Batch, micros: Sequence[Minibatch], roles: Roles, recipe: Recipe
+    batch: Batch, micros: Sequence[Minibatch], roles: Roles, recipe: Recipe, skip_old: bool = False
 ) -> tuple[ScoredBatch, Metrics]:
     """The passes before any update, over the first epoch's own micro-batches.
 
-    Explicit: old log-probs by a forward of the actor. Cached: the sampler's, no forward of the actor. Reference and
-    critic passes where their roles exist. Adds `policy/old_forwards`, the number of actor forwards made here.
+    Explicit: old log-probs by a forward of the actor, unless skip_old (`is_on_policy`) leaves it to the update. Cached:
+    the sampler's, no forward of the actor. Reference and critic passes where their roles exist. Adds
+    `policy/old_forwards`, the number of actor forwards made here, and `policy/old_pass_skipped`.
     """
-
-    def over_micros(per_part: Callable[[Batch], Tensor]) -> Tensor:
-        out = torch.zeros_like(batch.sampler_logprobs)
-        for rows in (rows for minibatch in micros for rows in minibatch):
-            part = trimmed(batch, rows).to(roles.actor.device)
-            out[rows, : part.tokens.shape[1]] = per_part(part).to(out.device)
-        return out
-
-    def logprobs_of(model: PreTrainedModel) -> Callable[[Batch], Tensor]:
-        return lambda b: token_scores(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype).logprobs
-
-    critic = roles.critic
+    parts = [rows for minibatch in micros for rows in minibatch]
+    old = batch.sampler_logprobs if not recipe.explicit else None
+    values = last_values = None
     with torch.no_grad():
-        old = over_micros(logprobs_of(roles.actor)) if recipe.explicit else batch.sampler_logprobs
-        ref = None if roles.reference is None else over_micros(logprobs_of(roles.reference))
-        values = (
-            None
-            if critic is None
-            else over_micros(lambda b: token_values(critic, b.tokens, b.attention, b.mask, recipe.dtype))
-        )
-    scored = ScoredBatch(**_fields(batch), old_logprobs=old, ref_logprobs=ref, values=values)
-    forwards = sum(len(minibatch) for minibatch in micros) if recipe.explicit else 0
-    metrics: Metrics = {"policy/old_forwards": forwards, **kl_metrics(scored)}
-    if recipe.explicit:
-        mismatch = correction.mismatch(old, batch.sampler_logprobs, batch.mask)
-        metrics |= {f"mismatch/{name}": value for name, value in mismatch.items()}
+        if recipe.explicit and not skip_old:
+            old = _logprob_pass(roles.actor, batch, parts, recipe)
+        ref = None if roles.reference is None else _logprob_pass(roles.reference, batch, parts, recipe)
+        if roles.critic is not None:
+            values, ends = _value_pass(roles.critic, batch, parts, recipe)
+            last_values = torch.where(batch.cut_off, ends, 0.0) if recipe.bootstrap else None
+    scored = ScoredBatch(**columns(batch), old_logprobs=old, ref_logprobs=ref, values=values, last_values=last_values)
+    forwards = len(parts) if recipe.explicit and not skip_old else 0
+    metrics: Metrics = {"policy/old_forwards": forwards, "policy/old_pass_skipped": float(skip_old)}
+    if old is not None:
+        metrics |= policy_metrics(scored, old, engine=recipe.explicit)
     return scored, metrics
 
 
-def kl_metrics(scored: ScoredBatch) -> Metrics:
-    """`kl/k1`, `kl/k3`: mean over episodes of the per-token mean, policy at batch start against the reference."""
-    if scored.ref_logprobs is None or not bool(scored.mask.any()):
+def _logprob_pass(model: PreTrainedModel, batch: Batch, parts: Sequence[Tensor], recipe: Recipe) -> Tensor:
+    out = torch.zeros_like(batch.sampler_logprobs)
+    for rows in parts:
+        b = trimmed(batch, rows).to(model.device)
+        scores = token_scores(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype)
+        out[rows, : b.tokens.shape[1]] = scores.logprobs.to(out.device)
+    return out
+
+
+def _value_pass(critic: Critic, batch: Batch, parts: Sequence[Tensor], recipe: Recipe) -> tuple[Tensor, Tensor]:
+    values, ends = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.rewards)
+    for rows in parts:
+        b = trimmed(batch, rows).to(critic.head.weight.device)
+        of_part, ends_of_part = values_and_end(critic, b.tokens, b.attention, b.mask, recipe.dtype)
+        values[rows, : b.tokens.shape[1]] = of_part.to(values.device)
+        ends[rows] = ends_of_part.to(ends.device)
+    return values, ends
+
+
+def policy_metrics(batch: ScoredBatch, logprobs: Tensor, engine: bool) -> Metrics:
+    """Where the policy at batch start, logprobs [B, T], stands: `kl/k1` and `kl/k3` to the reference, means over
+    episodes of the per-token mean, and, when asked, `mismatch/*` to the engine that sampled."""
+    if not bool(batch.mask.any()):
         return {}
-    return {
-        f"kl/{name}": float(kl.episode_mean(kl.estimate(name, scored.old_logprobs, scored.ref_logprobs), scored.mask))
-        for name in ("k1", "k3")
-    }
+    metrics: Metrics = {}
+    if batch.ref_logprobs is not None:
+        for name in ("k1", "k3"):
+            per_token = kl.estimate(name, logprobs, batch.ref_logprobs)
+            metrics[f"kl/{name}"] = float(kl.episode_mean(per_token, batch.mask))
+    if engine:
+        mismatch = correction.mismatch(logprobs, batch.sampler_logprobs, batch.mask)
+        metrics |= {f"mismatch/{name}": value for name, value in mismatch.items()}
+    return metrics
 
 
-def estimate_advantages(scored: ScoredBatch, recipe: Recipe, kl_coef: float) -> tuple[TrainBatch, Metrics]:
+def estimate_advantages(
+    scored: ScoredBatch, recipe: Recipe, kl_coef: float, generator: torch.Generator | None = None
+) -> tuple[TrainBatch, Metrics]:
     """Advantages [B, T] and, with a critic, returns [B, T]. KL enters the token rewards in that placement.
 
-    Metrics are those of the advantages before whitening: after it mean and spread say nothing.
+    Rows that are rejected or excluded lose their tokens but stay in baselines. generator: draws the rows of policy
+    filtration. Metrics are those of the advantages before whitening: after it mean and spread say nothing.
     """
     penalty = None
     if recipe.kl_in_reward:
-        assert scored.ref_logprobs is not None
+        assert scored.ref_logprobs is not None and scored.old_logprobs is not None
         penalty = kl.estimate(recipe.kl_reward_estimator, scored.old_logprobs, scored.ref_logprobs)
     rewards = advantage.token_rewards(scored.rewards, scored.mask, penalty, kl_coef)
-    returns = None
-    if recipe.adv_estimator == "gae":
-        assert scored.values is not None
-        raw, returns = advantage.gae(rewards, scored.values, scored.mask, recipe.gamma, recipe.lam)
-        advantages = whiten(raw, scored.mask)
-    else:
-        raw = advantages = _group_advantages(rewards.sum(dim=1), scored, recipe)
-    train = TrainBatch(**_fields(scored), advantages=advantages, returns=returns)
-    metrics = _advantage_metrics(raw[scored.mask])
+    mask, row_metrics = trained_tokens(scored, recipe)
+    weights, weight_metrics = correction_weights(scored, mask, recipe)
+    phase = Phase(
+        rewards=rewards,
+        mask=mask,
+        alive=scored.mask.any(dim=1),
+        groups=scored.group,
+        lengths=scored.mask.sum(dim=1),
+        values=scored.values,
+        last_values=scored.last_values,
+        greedy_totals=scored.greedy_totals,
+        gamma=recipe.gamma,
+        lam=recipe.lam,
+        norm_by_std=recipe.norm_by_std,
+    )
+    raw = ADVANTAGES[recipe.adv_estimator](phase)
+    returns = None if scored.values is None else raw + replace_masked(scored.values, mask)
+    train = TrainBatch(**{**columns(scored), "mask": mask}, advantages=raw, returns=returns, correction=weights)
+    metrics = _advantage_metrics(raw[mask])
     if returns is not None and scored.values is not None:
-        metrics |= explained_variance(scored.values[scored.mask], returns[scored.mask])
-    return train, metrics
-
-
-def _group_advantages(totals: Tensor, scored: ScoredBatch, recipe: Recipe) -> Tensor:
-    """One number per episode, on each of its tokens. A failed episode is in nobody's baseline."""
-    valid = scored.mask.any(dim=1)
-    if recipe.adv_estimator == "grpo":
-        per_row = advantage.grpo(totals, scored.group, recipe.norm_by_std, valid=valid)
-    else:
-        per_row = advantage.rloo(totals, scored.group, valid=valid)
-    return per_row.unsqueeze(1) * scored.mask
+        metrics |= explained_variance(scored.values[mask], returns[mask])
+    if recipe.filtration != "none":
+        assert generator is not None, "policy filtration draws"
+        train, drawn_metrics = draw_rows(train, recipe, generator)
+        metrics |= drawn_metrics
+    if recipe.whiten:
+        metrics["advantage/not_whitened"] = float(train.mask.sum() < 2)
+        train = replace(train, advantages=whiten(train.advantages, train.mask))
+    return train, metrics | row_metrics | weight_metrics
 
 
 def group_metrics(batch: Batch) -> Metrics:
@@ -165,7 +180,3 @@ def explained_variance(values: Tensor, returns: Tensor) -> Metrics:
     if len(returns) < 2 or float(returns.var()) == 0:
         return {}
     return {"value/explained_variance": float(1 - (returns - values).var() / returns.var())}
-
-
-def _fields(record: Batch) -> dict[str, Tensor]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}

@@ -10,13 +10,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from klimb import checkpoint, snapshot
@@ -29,14 +30,17 @@ from klimb.console import Screen
 from klimb.data.prompts import PromptStream
 from klimb.describe import describe, rollout_metrics
 from klimb.evaluation import run_eval
-from klimb.learn import Recipe, Roles, estimate_advantages, group_metrics, score_tokens
+from klimb.follow import Follow
+from klimb.learn import Roles, estimate_advantages, group_metrics, is_on_policy, score_tokens
+from klimb.recipe import Recipe
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments, score_samples
 from klimb.rollout.base import Request, Sampler, Sampling
 from klimb.runlog import RunLog
 from klimb.seeds import derive_seed
+from klimb.selection import drop_alike_groups, shape_rewards, with_greedy
 from klimb.snapshot import State
-from klimb.types import Prompt, Sample
+from klimb.types import Batch, Prompt, Sample
 from klimb.update import Trainable, update
 
 
@@ -56,8 +60,10 @@ class Run:
     actor: Trainable
     critic: Trainable | None
     controller: KLController
+    follow: Follow
     sampler: Sampler
     sampling: Sampling
+    greedy_sampling: Sampling | None
     eval_sampling: Sampling
     prompts: PromptStream
     eval_prompts: tuple[Prompt, ...]
@@ -135,22 +141,27 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
     with clock("rollout"):
         samples = _rollout(run, episodes, step, seed)
+    greedy = _greedy_rollout(run, samples, step, clock)
     with clock("reward"):
         scored, report = score_samples(samples, run.components, run.reward_settings, run.moments)
         run.screen.failures(report.messages)
+        batch, reward_metrics = _phase_batch(run, collate(scored, run.pad_id), greedy)
+        kept, filter_metrics = drop_alike_groups(batch, run.recipe)
+    warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
     with clock("score"):
-        batch = collate(scored, run.pad_id)
-        epochs = split_phase(batch.attention.sum(dim=1), run.split, seed)
-        scored_batch, score_metrics = score_tokens(batch, epochs[0], run.roles, run.recipe)
-        train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef)
+        epochs = split_phase(kept.attention.sum(dim=1) * kept.mask.any(dim=1), run.split, seed)
+        skip_old = not warming_up and is_on_policy(epochs, run.recipe)
+        scored_batch, score_metrics = score_tokens(kept, epochs[0], run.roles, run.recipe, skip_old)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "filtration"))
+        train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
     with clock("update"):
         lr, kl_coef = run.actor.lr, run.controller.coef
-        warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
+        if run.recipe.filtration != "none":
+            epochs = split_phase(train_batch.attention.sum(dim=1) * train_batch.mask.any(dim=1), run.split, seed)
         update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), step)
-    with_token = int(batch.mask.any(dim=1).sum())
-    if run.posture.needs_reference and "kl/k3" in score_metrics:
-        run.controller.update(score_metrics["kl/k3"], with_token)
+    measured = {**score_metrics, **update_metrics}
+    follow_metrics = _steer(run, measured, int(batch.mask.any(dim=1).sum()))
     before, state = state, replace(state, step=step, episodes=state.episodes + episodes)
     row: dict[str, Any] = {
         "step": step,
@@ -158,12 +169,14 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         "epoch": run.prompts.epoch,
         "lr": lr,
         **report.metrics,
+        **reward_metrics,
         **group_metrics(batch),
+        **filter_metrics,
         **rollout_metrics(samples),
-        **score_metrics,
-        **describe(run.posture, run.config.algorithm.kl_ctrl, score_metrics, kl_coef),
+        **measured,
+        **describe(run.posture, run.config.algorithm.kl_ctrl, measured, kl_coef),
+        **follow_metrics,
         **advantage_metrics,
-        **update_metrics,
     }
     if run.eval_prompts and _due(run, before, state, run.posture.eval_every):
         row |= _evaluate(run, step, clock)
@@ -185,6 +198,40 @@ def _rollout(run: Run, episodes: int, step: int, seed: int) -> list[Sample]:
         for g in range(group)
     ]
     return run.sampler.generate(requests, run.sampling, run.screen.progress(f"step {step}: rollout"))
+
+
+def _greedy_rollout(run: Run, samples: Sequence[Sample], step: int, clock: Clock) -> Batch | None:
+    """One greedy answer per prompt of the phase, scored as the samples are; None unless the estimator asks for them."""
+    if run.greedy_sampling is None:
+        return None
+    prompts = {s.prompt.row: s.prompt for s in samples}
+    requests = [Request(prompt=prompt, index=i, seed=0) for i, prompt in enumerate(prompts.values())]
+    with clock("rollout"):
+        answers = run.sampler.generate(requests, run.greedy_sampling, run.screen.progress(f"step {step}: greedy"))
+    with clock("reward"):
+        scored, report = score_samples(answers, run.components, run.reward_settings, run.moments, learn_moments=False)
+    run.screen.failures(report.messages)
+    return collate(scored, run.pad_id)
+
+
+def _phase_batch(run: Run, batch: Batch, greedy: Batch | None) -> tuple[Batch, dict[str, float]]:
+    """Rewards as the estimator sees them: with the price of length, and the greedy answer's where it wants one."""
+    batch, metrics = shape_rewards(batch, run.recipe)
+    if greedy is None:
+        return batch, metrics
+    batch, greedy_metrics = with_greedy(batch, shape_rewards(greedy, run.recipe)[0])
+    return batch, metrics | greedy_metrics
+
+
+def _steer(run: Run, measured: Mapping[str, float], with_token: int) -> dict[str, float]:
+    """The controller's update, from the divergence to the reference; says so when the KL does not follow."""
+    if not run.posture.needs_reference or "kl/k3" not in measured:
+        return {}
+    metrics, message = run.follow.update(measured["kl/k3"], run.controller.coef)
+    if message is not None:
+        run.screen.warn(message)
+    run.controller.update(measured["kl/k3"], with_token)
+    return metrics
 
 
 def _evaluate(run: Run, step: int, clock: Clock) -> dict[str, float]:
@@ -229,7 +276,7 @@ def run_parts(run: Run) -> snapshot.Parts:
         tokenizer=run.tokenizer,
         actor=run.actor,
         critic=run.critic,
-        stateful={"controller": run.controller, "prompts": run.prompts, "moments": run.moments},
+        stateful={"controller": run.controller, "follow": run.follow, "prompts": run.prompts, "moments": run.moments},
         offsets=run.log.offsets(),
     )
 

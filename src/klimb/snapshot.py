@@ -127,6 +127,11 @@ def restore(folder: Path, parts: Parts) -> Restored:
             group["weight_decay"] = decay  # a setting of the config, which may have changed, and no state
         trainable.steps = int(record["optimizer_steps"][name])
     for name, part in parts.stateful.items():
+        if name not in record:
+            raise CheckpointError(
+                f"{folder}: its state.json has no {name}; it was written by another version of klimb. Start a new run "
+                "with training.resume=never, or resume with that version"
+            )
         part.load_state_dict(record[name])
     torch.set_rng_state(load_file(folder / "rng.safetensors")["torch"])
     return Restored(

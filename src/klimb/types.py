@@ -116,7 +116,9 @@ class Batch(_Rows):
     tokens int64 [B, T]; attention bool [B, T] True = a real token; mask bool [B, T] True = sampled by the
     policy and trained on; sampler_logprobs float32 [B, T]; rewards float32 [B] the episode's score; cut_off bool [B]
     True = ended by the length limit; group int64 [B] the prompt's row id; row_id int64 [B] the episode; source_row
-    int64 [B] the episode it is a copy of (itself, unless filtration drew it); policy_version int64 [B, T].
+    int64 [B] the episode it is a copy of (itself, unless filtration drew it); policy_version int64 [B, T]; correct
+    int64 [B] the verifier's verdict, 1 or 0, -1 where no verifier looked; greedy_totals float32 [B] reward of a
+    greedy answer to the same prompt, None unless the estimator asks for one.
     A failed episode stays as a row with an empty mask: the number of optimizer steps does not depend on failures.
     """
 
@@ -130,6 +132,8 @@ class Batch(_Rows):
     row_id: Tensor
     source_row: Tensor
     policy_version: Tensor
+    correct: Tensor
+    greedy_totals: Tensor | None = None
 
     def __post_init__(self) -> None:
         b, t = self.tokens.shape
@@ -137,10 +141,11 @@ class Batch(_Rows):
             _check(name, getattr(self, name), (b, t), torch.int64)
         for name in ("attention", "mask"):
             _check(name, getattr(self, name), (b, t), torch.bool)
-        for name in ("group", "row_id", "source_row"):
+        for name in ("group", "row_id", "source_row", "correct"):
             _check(name, getattr(self, name), (b,), torch.int64)
         _check("sampler_logprobs", self.sampler_logprobs, (b, t), torch.float32)
-        _check("rewards", self.rewards, (b,), torch.float32)
+        for name in ("rewards", "greedy_totals"):
+            _check(name, getattr(self, name), (b,), torch.float32)
         _check("cut_off", self.cut_off, (b,), torch.bool)
         assert not self.mask[:, 0].any(), "the first token cannot be trained: nothing comes before it"
 
@@ -153,33 +158,40 @@ class Batch(_Rows):
 class ScoredBatch(Batch):
     """Batch plus the passes made before any update.
 
-    old_logprobs float32 [B, T] of the policy at batch start (explicit: recomputed; cached: the sampler's);
-    ref_logprobs float32 [B, T] or None without KL; values float32 [B, T] or None without a critic.
+    old_logprobs float32 [B, T] of the policy at batch start (explicit: recomputed; cached: the sampler's), None when
+    the update's only forward is that of the old policy too;
+    ref_logprobs float32 [B, T] or None without KL; values float32 [B, T] or None without a critic; last_values
+    float32 [B] the critic's estimate behind a cut-off row's last token, 0 elsewhere, None where nothing reads it.
     """
 
-    old_logprobs: Tensor
+    old_logprobs: Tensor | None
     ref_logprobs: Tensor | None
     values: Tensor | None
+    last_values: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         shape = (self.tokens.shape[0], self.tokens.shape[1])
         for name in ("old_logprobs", "ref_logprobs", "values"):
             _check(name, getattr(self, name), shape, torch.float32)
+        _check("last_values", self.last_values, shape[:1], torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch(ScoredBatch):
     """ScoredBatch plus what the update pulls towards.
 
-    advantages float32 [B, T]; returns float32 [B, T] or None without a critic.
+    advantages float32 [B, T]; returns float32 [B, T] or None without a critic; correction float32 [B, T] weights of
+    the policy's token losses, None: all 1. The mask is True where a token is trained on: rows that were rejected or
+    excluded have none.
     """
 
     advantages: Tensor
     returns: Tensor | None
+    correction: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         shape = (self.tokens.shape[0], self.tokens.shape[1])
-        for name in ("advantages", "returns"):
+        for name in ("advantages", "returns", "correction"):
             _check(name, getattr(self, name), shape, torch.float32)

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from transformers import PreTrainedModel
 
-from klimb.algos import correction, kl
+from klimb.algos import kl
 from klimb.algos.loss import LossStats, policy_loss, value_loss
 from klimb.algos.ops import token_weights
 from klimb.batch import Minibatch, trimmed
-from klimb.learn import Metrics, Recipe
+from klimb.learn import policy_metrics
 from klimb.models.forward import token_scores, token_values
 from klimb.models.load import Critic
+from klimb.recipe import Recipe
+from klimb.selection import Metrics
 from klimb.types import TrainBatch
 
 
@@ -110,7 +112,7 @@ def update(
     log-probs: `policy/first_ratio_dev_mean` and `_max` (|r - 1|), and in the cached posture the mismatch with the
     engine and `kl/k3_trainer`.
     """
-    tally, first = Tally(), list[tuple[Tensor, TrainBatch]]()
+    tally, first = Tally(), torch.zeros_like(batch.sampler_logprobs)
     for epoch, minibatches in enumerate(epochs):
         for number, micros in enumerate(minibatches):
             work = Work(batch=batch, micros=micros, weights=_weights(batch, micros, recipe), recipe=recipe)
@@ -118,7 +120,10 @@ def update(
                 _actor_step(actor, work, kl_coef, tally, first if epoch == number == 0 else None)
             if critic is not None:
                 _critic_step(critic, work, tally)
-    return {**tally.metrics(), **_first_metrics(first, recipe)}
+    if actor is None or not epochs[0][0]:
+        return tally.metrics()
+    rows = torch.cat(epochs[0][0])
+    return {**tally.metrics(), **_first_metrics(first[rows], batch.select(rows), recipe)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,34 +138,39 @@ class Work:
     @property
     def is_empty(self) -> bool:
         """No token left: every row failed. There is nothing to step on, not even with old momentum."""
-        return not bool(self.batch.mask[torch.cat(self.micros)].any())
+        return not self.micros or not bool(self.batch.mask[torch.cat(self.micros)].any())
 
-    def parts(self, device: torch.device) -> Iterator[tuple[TrainBatch, Tensor]]:
+    def parts(self, device: torch.device) -> Iterator[tuple[Tensor, TrainBatch, Tensor]]:
+        """The rows, and what they are made of, of every micro-batch; the weights [rows, T] of their token losses."""
         for rows in self.micros:
             part = trimmed(self.batch, rows).to(device)
-            yield part, self.weights[rows, : part.tokens.shape[1]].to(device)
+            yield rows, part, self.weights[rows, : part.tokens.shape[1]].to(device)
 
 
 def _weights(batch: TrainBatch, micros: Minibatch, recipe: Recipe) -> Tensor:
     """From the whole train batch's mask, so that no gradient depends on how it is cut."""
-    rows = torch.cat(micros)
     weights = torch.zeros_like(batch.advantages)
+    if not micros:
+        return weights
+    rows = torch.cat(micros)
     weights[rows] = token_weights(batch.mask[rows], recipe.loss_agg, recipe.max_tokens)
     return weights
 
 
-def _actor_step(
-    actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: list[tuple[Tensor, TrainBatch]] | None
-) -> None:
+def _actor_step(actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: Tensor | None) -> None:
+    """first [B, T]: filled with the log-probs of this step's forward."""
     model, recipe = cast(PreTrainedModel, actor.module), work.recipe
     finite, sums = True, dict[str, float]()
-    for part, weight in work.parts(model.device):
+    for rows, part, weight in work.parts(model.device):
         scores = token_scores(model, part.tokens, part.attention, part.mask, recipe.temperature, recipe.dtype)
         if first is not None:
-            first.append((scores.logprobs.detach(), part))
+            first[rows, : part.tokens.shape[1]] = scores.logprobs.detach().to(first.device)
+        old = scores.logprobs.detach() if part.old_logprobs is None else part.old_logprobs
         token_loss, stats = policy_loss(
-            recipe.policy_loss, scores.logprobs, part.old_logprobs, part.advantages, part.mask, **recipe.loss_args
+            recipe.policy_loss, scores.logprobs, old, part.advantages, part.mask, **recipe.loss_args
         )
+        if part.correction is not None:
+            token_loss = token_loss * part.correction
         losses = {"policy/loss": (token_loss * weight).sum()}
         if recipe.kl_in_loss:
             assert part.ref_logprobs is not None
@@ -182,7 +192,7 @@ def _critic_step(critic: Trainable, work: Work, tally: Tally) -> None:
     module, recipe = critic.module, work.recipe
     assert isinstance(module, Critic)
     finite, total_loss = True, 0.0
-    for part, weight in work.parts(module.head.weight.device):
+    for _, part, weight in work.parts(module.head.weight.device):
         assert part.values is not None and part.returns is not None
         values = token_values(module, part.tokens, part.attention, part.mask, recipe.dtype)
         token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip, part.mask)
@@ -217,38 +227,20 @@ def _step(
     trainable.steps += 1
 
 
-def _first_metrics(first: list[tuple[Tensor, TrainBatch]], recipe: Recipe) -> Metrics:
-    """What the forward of the first train batch, made before any step, says of the old log-probs."""
-    new = torch.cat([logprobs[part.mask] for logprobs, part in first]) if first else torch.zeros(0)
-    if len(new) == 0:
+def _first_metrics(first: Tensor, batch: TrainBatch, recipe: Recipe) -> Metrics:
+    """What the forward of the first train batch [B, T], made before any step, says of the old log-probs."""
+    if not bool(batch.mask.any()):
         return {}
-    old = torch.cat([part.old_logprobs[part.mask] for _, part in first])
-    deviation = ((new - old).exp() - 1).abs()
+    old = first if batch.old_logprobs is None else batch.old_logprobs
+    deviation = ((first - old)[batch.mask].exp() - 1).abs()
     metrics = {
         "policy/first_ratio_dev_mean": float(deviation.mean()),
         "policy/first_ratio_dev_max": float(deviation.max()),
     }
+    if batch.old_logprobs is None:
+        return metrics | policy_metrics(batch, first, engine=True)
     if recipe.explicit:
         return metrics
-    rows = [
-        (logprobs[i][part.mask[i]], part.sampler_logprobs[i][part.mask[i]], _ref_of(part, i))
-        for logprobs, part in first
-        for i in range(part.num_rows)
-        if bool(part.mask[i].any())
-    ]
-    trainer, sampler = _pad([row[0] for row in rows]), _pad([row[1] for row in rows])
-    mask = _pad([torch.ones_like(row[0]) for row in rows]).bool()
-    mismatch = correction.mismatch(trainer, sampler, mask)
-    metrics |= {f"mismatch/{name}": value for name, value in mismatch.items()}
-    refs = [row[2] for row in rows if row[2] is not None]
-    if len(refs) == len(rows):
-        metrics["kl/k3_trainer"] = float(kl.episode_mean(kl.estimate("k3", trainer, _pad(refs)), mask))
-    return metrics
-
-
-def _ref_of(part: TrainBatch, i: int) -> Tensor | None:
-    return None if part.ref_logprobs is None else part.ref_logprobs[i][part.mask[i]]
-
-
-def _pad(rows: list[Tensor]) -> Tensor:
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    seen = policy_metrics(batch, first, engine=True)
+    metrics |= {name: value for name, value in seen.items() if name.startswith("mismatch/")}
+    return metrics | ({"kl/k3_trainer": seen["kl/k3"]} if "kl/k3" in seen else {})

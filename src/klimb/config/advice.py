@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from klimb.config.counts import Counts
+from klimb.config.inert import inert
 from klimb.config.posture import Posture
-from klimb.config.schema import GROUP_ESTIMATORS, RunConfig
+from klimb.config.schema import RunConfig
+
+GSPO_WIDE = 0.02
+"""Above it a bound on a sequence's mean ratio is as good as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,8 @@ def advise(config: RunConfig, posture: Posture, counts: Counts) -> list[Advice]:
         *_posture(config, posture),
         *_controller(config, posture, counts),
         *_batch(config, counts),
-        *_inert(config, posture),
+        *_algorithm(config, posture),
+        *(("A-INERT", f"{key} is set but nothing reads it here: {why}") for key, why in inert(config, posture, counts)),
         *_run(config, posture),
     ]
     return [Advice(code=code, text=text) for code, text in found]
@@ -59,17 +64,17 @@ def _posture(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
         )
     if p.explicit:
         return out
-    if p.needs_reference and p.kl_type == "adaptive":
+    if p.needs_reference and p.kl_type != "fixed":
         out.append(
             (
                 "A-ADAPTIVE-CACHED",
-                "adaptive controller in the cached posture: prefer fixed, or relax target_kl "
+                f"{p.kl_type} controller in the cached posture: prefer fixed, or relax target_kl "
                 "or horizon; the measured KL comes from the sampler and lags",
             )
         )
     if p.needs_reference and not 0.01 <= p.init_kl_coef <= 0.05:
         out.append(("A-COEF-CACHED", f"coefficient {p.init_kl_coef:g} in the cached posture; 0.01 to 0.05 is usual"))
-    if a.adv_estimator not in GROUP_ESTIMATORS and p.lam > 0.92:
+    if "lam" in a.estimator.reads and p.lam > 0.92:
         out.append(("A-LAM-CACHED", f"lam {p.lam:g} in the cached posture; 0.90 damps what noisy ratios pass on"))
     if p.reward_clip is None:
         out.append(
@@ -97,13 +102,13 @@ def _posture(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
 
 
 def _controller(config: RunConfig, p: Posture, counts: Counts) -> list[tuple[str, str]]:
-    if not p.needs_reference or p.kl_type != "adaptive":
+    if not p.needs_reference or p.kl_type == "fixed":
         return []
     kl, out = config.algorithm.kl_ctrl, list[tuple[str, str]]()
     if not 0.01 <= kl.target_kl <= 0.05:
         out.append(("A-TARGET-KL", f"target_kl {kl.target_kl:g} nats per token; 0.01 to 0.05 is usual"))
     factor = reach(config, counts)
-    if factor < 10:
+    if p.kl_type == "adaptive" and factor < 10:
         out.append(
             (
                 "A-KL-LAG",
@@ -133,71 +138,33 @@ def _batch(config: RunConfig, counts: Counts) -> list[tuple[str, str]]:
     ]
 
 
-def _inert(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
-    """Keys the user set that nothing reads in this combination."""
-    a, kl = config.algorithm, config.algorithm.kl_ctrl
-    group = a.adv_estimator in GROUP_ESTIMATORS
-    r = config.actor_rollout_ref
-    no_kl = not p.needs_reference
-    fixed = no_kl or p.kl_type == "fixed"
-    checks: list[tuple[object, str, str, bool, str]] = [
-        (a, "algorithm", "gamma", group, f"{a.adv_estimator} has one reward per answer"),
-        (a, "algorithm", "lam", group, f"{a.adv_estimator} uses no lambda"),
-        (a, "algorithm", "norm_by_std", a.adv_estimator != "grpo", "only grpo reads it"),
-        (a, "algorithm", "kl_estimator", no_kl, "there is no KL term"),
-        *(
+def _algorithm(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
+    a, out = config.algorithm, list[tuple[str, str]]()
+    if a.policy_loss == "gspo" and max(a.clip_ratio_low, a.clip_ratio_high) > GSPO_WIDE:
+        out.append(
             (
-                kl,
-                "algorithm.kl_ctrl",
-                k,
-                fixed,
-                "the controller is not adaptive" if not no_kl else "there is no KL term",
+                "A-CLIP-GSPO",
+                f"gspo clips the mean ratio of a whole answer, which moves far less than a token's; bounds of "
+                f"{a.clip_ratio_low:g} and {a.clip_ratio_high:g} never act. The paper uses 3e-4 and 4e-4",
             )
-            for k in ("horizon", "target_kl", "min_kl_coef", "max_kl_coef")
-        ),
-        (kl, "algorithm.kl_ctrl", "init_kl_coef", no_kl, "there is no KL term"),
-        (kl, "algorithm.kl_ctrl", "type", no_kl, "there is no KL term"),
-        *(
-            (config.critic, "critic", k, group, f"{a.adv_estimator} has no critic")
-            for k in ("model_path", "lr", "value_clip", "warmup_phases")
-        ),
-        (
-            r,
-            "actor_rollout_ref",
-            "max_tokens_per_micro_batch",
-            not r.use_dynamic_bsz and config.reward_model.model_path is None,
-            "use_dynamic_bsz is false and there is no reward model",
-        ),
-        (r, "actor_rollout_ref", "ref_model_path", no_kl, "there is no KL term"),
-        *(
-            (config.eval, "eval", k, not config.data.eval_files, "data.eval_files is empty")
-            for k in (
-                "before_training",
-                "every_episodes",
-                "max_prompts",
-                "temperature",
-                "top_p",
-                "top_k",
-                "samples_per_prompt",
-                "metric",
-            )
-        ),
-        *(
+        )
+    if a.adv_estimator == "maxrl" and p.kl_in_reward:
+        out.append(
             (
-                config.reward_model,
-                "reward_model",
-                k,
-                not config.reward_model.functions,
-                "there is no reward function",
+                "A-MAXRL",
+                "maxrl divides by a group's mean reward; KL in the reward can make that mean negative, which turns the "
+                "sign of every advantage round. Put the KL into the loss",
             )
-            for k in ("timeout_seconds", "workers")
-        ),
-    ]
-    return [
-        ("A-INERT", f"{section}.{key} is set but nothing reads it here: {why}")
-        for owner, section, key, inert, why in checks
-        if inert and key in getattr(owner, "model_fields_set", ())
-    ]
+        )
+    if a.policy_loss == "reinforce" and a.ppo_epochs > 1:
+        out.append(
+            (
+                "A-REINFORCE-EPOCHS",
+                f"reinforce has no ratio, so from the first optimizer step on its gradient is that of another policy; "
+                f"ppo_epochs is {a.ppo_epochs}, take 1",
+            )
+        )
+    return out
 
 
 def _run(config: RunConfig, p: Posture) -> list[tuple[str, str]]:

@@ -10,22 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Auto = Literal["auto"]
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
-
-GROUP_ESTIMATORS = ("grpo", "rloo")
-"""Estimators that compare the answers to one prompt and need no critic."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+from klimb.config.algorithm import AlgorithmConfig, OverlongPenalty
+from klimb.config.base import Auto, Finite, NonNegative, Positive, PositiveFloat, Section, Strings, Unit
 
 
 class RolloutConfig(Section):
@@ -80,65 +68,6 @@ class RolloutConfig(Section):
         return self
 
 
-class KLConfig(Section):
-    """`algorithm.kl_ctrl`: the coefficient of the KL penalty and what steers it."""
-
-    type: Literal["auto", "fixed", "adaptive", "pi"] = "auto"
-    """fixed: the coefficient stays; adaptive: it follows the measured KL, slowly; pi: it follows without the lag
-    (proportional-integral on log KL); auto: by posture."""
-    horizon: PositiveFloat = 10000
-    """Episodes over which the adaptive controller corrects; smaller reacts faster."""
-    target_kl: PositiveFloat = 0.02
-    """KL per token, in nats, that adaptive and pi steer to."""
-    init_kl_coef: NonNegative | Auto = "auto"
-    """Coefficient at the start; auto: 0.05 explicit, 0.02 cached."""
-    min_kl_coef: PositiveFloat = 0.001
-    """Lower clamp of a coefficient that is steered."""
-    max_kl_coef: PositiveFloat = 5.0
-    """Upper clamp of a coefficient that is steered."""
-    allow_both: bool = False
-    """Allow KL in the reward and in the loss at once, where it counts twice."""
-
-
-class AlgorithmConfig(Section):
-    """`algorithm`: the switch, the estimator, the loss and the KL."""
-
-    use_pf_ppo: bool = True
-    """true: explicit posture, old log-probs by a forward of the training stack. false: cached, the sampler's.
-    (Upstream verl uses the same name for policy filtration, another thing.)"""
-    adv_estimator: Literal["gae", "grpo", "rloo"] = "gae"
-    """gae needs a critic; grpo and rloo compare the answers to one prompt."""
-    norm_by_std: bool = True
-    """grpo: divide by the group's standard deviation; false is Dr. GRPO."""
-    policy_loss: Literal["clip"] = "clip"
-    """The policy loss: clip (PPO, with dual clip and asymmetric bounds)."""
-    loss_agg: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
-        "token-mean"
-    )
-    """How token losses become one number; see docs/algorithms.md."""
-    gamma: Unit = 1.0
-    """Discount per token (gae)."""
-    lam: Unit | Auto = "auto"
-    """GAE's lambda; auto: 0.95 explicit, 0.90 cached."""
-    clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below at 1 - this."""
-    clip_ratio_high: PositiveFloat = 0.2
-    """The ratio is clipped above at 1 + this."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bound of the loss for negative advantages, times the advantage; null: off."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
-    ppo_epochs: Positive = 1
-    """Passes over each rollout phase."""
-    use_kl_in_reward: bool | Auto = "auto"
-    """Subtract KL from the token rewards; auto: true in the cached posture."""
-    use_kl_loss: bool | Auto = "auto"
-    """Add KL as a loss term; auto: true in the explicit posture."""
-    kl_estimator: Literal["auto", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "auto"
-    """auto: k3+ as a loss, k1 in the reward."""
-    kl_ctrl: KLConfig = KLConfig()
-
-
 class CriticConfig(Section):
     """`critic`: only where the estimator needs one (gae)."""
 
@@ -159,7 +88,7 @@ class RewardFunctionConfig(Section):
     """exact_answer | math | regex | length | task | gym | file.py:function | http://..."""
     weight: Finite = 1.0
     """Its share in the score; 0: measured and logged, not rewarded."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the function; docs/rewards.md lists them."""
 
 
@@ -317,16 +246,39 @@ class RunConfig(Section):
 
     @property
     def needs_critic(self) -> bool:
-        return self.algorithm.adv_estimator not in GROUP_ESTIMATORS
+        return self.algorithm.estimator.needs_critic
+
+    @model_validator(mode="after")
+    def _check_algorithm(self) -> Self:
+        a, r = self.algorithm, self.actor_rollout_ref
+        wants_group = {
+            f"algorithm.adv_estimator {a.adv_estimator} compares the answers to one prompt": a.estimator.compares_group,
+            "algorithm.filter_groups drops prompts whose answers are all alike": a.filter_groups,
+            f"algorithm.policy_filtration.strategy {a.policy_filtration.strategy} ranks the answers to one prompt": (
+                a.policy_filtration.strategy != "none"
+            ),
+        }
+        for what, wanted in wants_group.items():
+            if wanted and r.rollouts_per_prompt == 1:
+                raise ValueError(
+                    f"{what}, but actor_rollout_ref.rollouts_per_prompt is 1, so nothing would be learnt; "
+                    "set it to 4 or more"
+                )
+        if a.truncated == "bootstrap" and not self.needs_critic:
+            raise ValueError(
+                f"algorithm.truncated is bootstrap, which takes the critic's value where an answer was cut off, but "
+                f"adv_estimator {a.adv_estimator} has no critic; use score, exclude or a penalty, or adv_estimator gae"
+            )
+        buffer = a.truncated.overlong_buffer if isinstance(a.truncated, OverlongPenalty) else None
+        if buffer is not None and buffer > r.max_tokens:
+            raise ValueError(
+                f"algorithm.truncated.overlong_buffer is {buffer}, more than actor_rollout_ref.max_tokens "
+                f"{r.max_tokens}; needed: at most max_tokens"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        group = self.actor_rollout_ref.rollouts_per_prompt
-        if not self.needs_critic and group == 1:
-            raise ValueError(
-                f"algorithm.adv_estimator {self.algorithm.adv_estimator} compares the answers to one prompt, but "
-                "actor_rollout_ref.rollouts_per_prompt is 1, so every advantage would be 0; set it to 4 or more"
-            )
         if self.eval.metric == "pass_at_k" and self.eval.samples_per_prompt == 1:
             raise ValueError("eval.metric is pass_at_k but eval.samples_per_prompt is 1; set it above 1")
         if self.training.trainer == "single" and self.training.num_processes != 1:

@@ -65,8 +65,30 @@ def token_values(
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
+    return _values(critic, _critic_hidden(critic, tokens, attention, dtype), mask)
+
+
+def values_and_end(
+    critic: Critic,
+    tokens: Int[Tensor, "b t"],
+    attention: Bool[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+    """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
+    hidden = _critic_hidden(critic, tokens, attention, dtype)
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, places, 0).amax(dim=1)
+    end = critic.head(hidden[torch.arange(len(mask), device=mask.device), last].float()).squeeze(-1)
+    return _values(critic, hidden, mask), torch.where(mask.any(dim=1), end, 0.0)
+
+
+def _critic_hidden(critic: Critic, tokens: Tensor, attention: Tensor, dtype: torch.dtype) -> Tensor:
     with autocast(tokens.device, dtype):
-        hidden = _hidden(critic.body, tokens, attention)
+        return _hidden(critic.body, tokens, attention)
+
+
+def _values(critic: Critic, hidden: Tensor, mask: Tensor) -> Tensor:
     before = hidden[:, :-1][mask[:, 1:]].float()
     return _spread(critic.head(before).squeeze(-1), mask)
 

@@ -91,9 +91,10 @@ def score_samples(
     components: Sequence[RewardComponent],
     settings: RewardSettings,
     moments: Moments | None,
+    learn_moments: bool = True,
 ) -> tuple[tuple[Scored, ...], RewardReport]:
     """Score a batch that lies whole on this rank. See `collect` and `finish`."""
-    return finish(collect(samples, components), settings, moments)
+    return finish(collect(samples, components), settings, moments, learn_moments)
 
 
 def collect(samples: Sequence[Sample], components: Sequence[RewardComponent]) -> tuple[Row, ...]:
@@ -153,11 +154,12 @@ def _finite(outcome: Outcome) -> Outcome:
 
 
 def finish(
-    rows: Sequence[Row], settings: RewardSettings, moments: Moments | None
+    rows: Sequence[Row], settings: RewardSettings, moments: Moments | None, learn_moments: bool = True
 ) -> tuple[tuple[Scored, ...], RewardReport]:
     """Normalise, clip, place the scores and report, over the whole batch.
 
     moments: updated by this batch's sums, then used; None leaves the scores as they are, as evaluation wants it.
+    learn_moments False: used as they stand, for scores that are a baseline and no sample of the policy.
     A failed row keeps its reason; with on_failure: drop it has no reward, with a number it has that number,
     which is neither normalised nor clipped, nor part of the moments and metrics. A row without a token has no
     place for a number and is always left out.
@@ -168,7 +170,7 @@ def finish(
     if len(messages) > settings.max_failed_fraction * len(rows):
         raise RewardError(_too_many(len(rows), messages, settings.max_failed_fraction))
     totals = [row.total for row in rows if row.total is not None]
-    if settings.normalize == "running" and moments is not None:
+    if settings.normalize == "running" and moments is not None and learn_moments:
         moments.update(totals)
     final: list[float] = []
     clipped = 0
