@@ -19,6 +19,7 @@ CACHED = "algorithm.use_pf_ppo=false"
 ADAPTIVE = "algorithm.kl_ctrl.type=adaptive"
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollouts_per_prompt=4")
 NO_KL = "algorithm.use_kl_loss=false"
+ONE_STEP = "training.gradient_accumulation_steps=256"
 
 
 def given(load: Load, *overrides: str) -> list[advice.Advice]:
@@ -62,6 +63,25 @@ CASES: list[tuple[str, Keys, Keys]] = [
     ("A-NO-EVAL", (), ("data.eval_files=[x.jsonl]",)),
     ("A-FIRST-RUN", (CACHED,), ()),
     ("A-INERT", (*GRPO, "critic.lr=1e-4"), ("critic.lr=1e-4",)),
+    (
+        "A-CLIP-GSPO",
+        ("algorithm.policy_loss=gspo",),
+        ("algorithm.policy_loss=gspo", "algorithm.clip_ratio_low=3e-4", "algorithm.clip_ratio_high=4e-4"),
+    ),
+    ("A-CLIP-GSPO", ("algorithm.policy_loss=gspo", "algorithm.clip_ratio_low=3e-4"), ()),
+    (
+        "A-MAXRL",
+        ("algorithm.adv_estimator=maxrl", "actor_rollout_ref.rollouts_per_prompt=4", "algorithm.use_kl_in_reward=true"),
+        ("algorithm.adv_estimator=maxrl", "actor_rollout_ref.rollouts_per_prompt=4"),
+    ),
+    (
+        "A-REINFORCE-EPOCHS",
+        ("algorithm.policy_loss=reinforce", "algorithm.ppo_epochs=2"),
+        ("algorithm.policy_loss=reinforce",),
+    ),
+    ("A-ADAPTIVE-CACHED", (CACHED, "algorithm.kl_ctrl.type=pi"), ("algorithm.kl_ctrl.type=pi",)),
+    ("A-TARGET-KL", ("algorithm.kl_ctrl.type=pi", "algorithm.kl_ctrl.target_kl=0.2"), ("algorithm.kl_ctrl.type=pi",)),
+    ("A-KL-LAG", (ADAPTIVE,), ("algorithm.kl_ctrl.type=pi",)),
 ]
 
 
@@ -75,6 +95,27 @@ INERT: list[tuple[str, str, Keys]] = [
     ("algorithm.gamma", "0.9", GRPO),
     ("algorithm.lam", "0.9", GRPO),
     ("algorithm.norm_by_std", "false", ()),
+    ("algorithm.gamma", "0.9", ("algorithm.adv_estimator=remax",)),
+    ("algorithm.lam", "0.9", ("algorithm.adv_estimator=reinforce_pp",)),
+    ("algorithm.norm_by_std", "false", ("algorithm.adv_estimator=opo", *GRPO[1:])),
+    ("algorithm.clip_ratio_low", "0.1", ("algorithm.policy_loss=sapo",)),
+    ("algorithm.clip_ratio_high", "0.1", ("algorithm.policy_loss=reinforce",)),
+    ("algorithm.dual_clip", "null", ("algorithm.policy_loss=cispo",)),
+    ("algorithm.dual_clip", "2.0", ("algorithm.policy_loss=gmpo",)),
+    ("algorithm.clip_ratio_low", "0.1", (ONE_STEP,)),
+    ("algorithm.clip_ratio_high", "0.1", (ONE_STEP,)),
+    ("algorithm.dual_clip", "2.0", (ONE_STEP,)),
+    ("algorithm.loss_args", "{tau_positive: 2.0}", (ONE_STEP, "algorithm.policy_loss=sapo")),
+    ("critic.value_clip", "0.1", (ONE_STEP,)),
+    ("algorithm.rollout_correction.cap", "3", ()),
+    ("algorithm.rollout_correction.low", "0.1", ()),
+    ("algorithm.rollout_correction.low", "0.1", ("algorithm.rollout_correction.weights=token",)),
+    ("algorithm.rollout_correction.normalize", "true", ()),
+    ("algorithm.rollout_correction.weights", "token", (CACHED,)),
+    ("algorithm.rollout_correction.reject", "{criterion: token_veto, lo: 0.1}", (CACHED,)),
+    ("algorithm.policy_filtration.power", "3", ()),
+    ("algorithm.kl_ctrl.horizon", "9000", ("algorithm.kl_ctrl.type=pi",)),
+    ("algorithm.kl_ctrl.allow_both", "true", ()),
     ("algorithm.kl_estimator", "k2", (NO_KL,)),
     ("algorithm.kl_ctrl.horizon", "9000", (CACHED,)),
     ("algorithm.kl_ctrl.target_kl", "0.03", (CACHED,)),
@@ -101,19 +142,23 @@ INERT: list[tuple[str, str, Keys]] = [
 ]
 READ_BY: dict[str, Keys] = {
     "algorithm.norm_by_std": GRPO,
+    "algorithm.loss_args": ("algorithm.policy_loss=sapo",),
+    "algorithm.rollout_correction": ("algorithm.rollout_correction.weights=band",),
+    "algorithm.policy_filtration": ("algorithm.policy_filtration.strategy=power", *GRPO[1:]),
+    "algorithm.kl_ctrl.allow_both": ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=true"),
     "eval": ("data.eval_files=[x]",),
     "reward_model": ("reward_model.functions=[{name: regex}]",),
 }
 
 
-@pytest.mark.parametrize(("key", "value", "around"), INERT, ids=[row[0] for row in INERT])
+@pytest.mark.parametrize(("key", "value", "around"), INERT, ids=[f"{row[0]}-{i}" for i, row in enumerate(INERT)])
 def test_a_key_that_nothing_reads_is_named(load: Load, key: str, value: str, around: Keys) -> None:
     found = [a.text for a in given(load, *around, f"{key}={value}") if a.code == "A-INERT"]
     assert len(found) == 1
     assert found[0].startswith(f"{key} is set but nothing reads it here: ")
     assert not found[0].endswith(": ")
     assert "A-INERT" not in codes(load, *around), "a key left alone is no news"
-    reader = READ_BY.get(key, READ_BY.get(key.split(".")[0], ()))
+    reader = READ_BY.get(key, READ_BY.get(key.rpartition(".")[0], ()))
     assert "A-INERT" not in codes(load, *reader, f"{key}={value}"), "read in the usual case"
 
 

@@ -68,6 +68,16 @@ DEFAULTS: dict[str, Any] = {
     "algorithm.kl_ctrl.min_kl_coef": 0.001,
     "algorithm.kl_ctrl.max_kl_coef": 5.0,
     "algorithm.kl_ctrl.allow_both": False,
+    "algorithm.filter_groups": False,
+    "algorithm.loss_args": {},
+    "algorithm.truncated": "score",
+    "algorithm.rollout_correction.weights": "none",
+    "algorithm.rollout_correction.cap": 2.0,
+    "algorithm.rollout_correction.low": None,
+    "algorithm.rollout_correction.normalize": False,
+    "algorithm.rollout_correction.reject": None,
+    "algorithm.policy_filtration.strategy": "none",
+    "algorithm.policy_filtration.power": 2.0,
     "critic.model_path": None,
     "critic.lr": 1e-5,
     "critic.value_clip": 0.5,
@@ -201,14 +211,19 @@ def test_every_key_is_described() -> None:
         "logging",
         "run",
     }
-    assert sections | {"algorithm.kl_ctrl"} == SECTIONS
+    nested = {"kl_ctrl", "rollout_correction", "policy_filtration"}
+    assert sections | {f"algorithm.{name}" for name in nested} == SECTIONS
     for key, info in known_keys():
         assert key in SECTIONS or (info.description or "").strip(), f"{key} has no description"
 
 
+TAKES_A_MAPPING = ("algorithm.loss_args", "algorithm.truncated", "algorithm.rollout_correction.reject")
+
+
 @pytest.mark.parametrize("key", LEAVES)
 def test_a_value_of_a_wrong_type_is_refused_with_its_key(load: Load, key: str) -> None:
-    wrong = "[[1]]" if isinstance(DEFAULTS.get(key), tuple) or key == "reward_model.clip" else "{no_such: 1}"
+    lists = isinstance(DEFAULTS.get(key), tuple) or key == "reward_model.clip"
+    wrong = "[[1]]" if lists or key in TAKES_A_MAPPING else "{no_such: 1}"
     message = refused(load, MODEL, f"{key}={wrong}")
     assert f"override {key}=" in message
     assert f"{key} is " in message or f"{key}.0 is " in message
@@ -254,6 +269,77 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "a number key": (MODEL + "training: {1: 2}\n", ("recipe.yaml:2", "unknown key 'training.1'")),
     "a typo in a section": (MODEL + "trainig: {lr: 1}\n", ("recipe.yaml:2", "'trainig'", "'training'")),
     "another section's key": (MODEL + "training: {horizon: 5}\n", ("recipe.yaml:2", "algorithm.kl_ctrl.horizon")),
+    "a typo in a mapping that stands for a word": (
+        MODEL + "algorithm: {truncated: {penlty: 1}}\n",
+        ("recipe.yaml:2", "'algorithm.truncated.penlty'", "'algorithm.truncated.penalty'"),
+    ),
+    "a bad number in it": (
+        MODEL + "algorithm: {truncated: {penalty: -1}}\n",
+        ("recipe.yaml:2: algorithm.truncated.penalty is -1", "greater than 0"),
+    ),
+    "a missing number in it": (
+        MODEL + "algorithm: {truncated: {overlong_buffer: 4}}\n",
+        ("recipe.yaml:2", "algorithm.truncated.penalty is missing"),
+    ),
+    "neither word nor mapping": (
+        MODEL + "algorithm: {truncated: bootstrapp}\n",
+        ("recipe.yaml:2", "did you mean 'bootstrap'?"),
+    ),
+    "a buffer longer than the limit": (
+        "actor_rollout_ref: {model_path: m, max_tokens: 8}\nalgorithm: {truncated: {penalty: 1, overlong_buffer: 9}}\n",
+        ("recipe.yaml:2", "overlong_buffer is 9", "max_tokens 8"),
+    ),
+    "bootstrap without a critic": (
+        "actor_rollout_ref: {model_path: m, rollouts_per_prompt: 4}\n"
+        "algorithm: {truncated: bootstrap, adv_estimator: rloo}",
+        ("recipe.yaml:2", "rloo has no critic", "score, exclude or a penalty"),
+    ),
+    "an unknown criterion": (
+        MODEL + "algorithm: {rollout_correction: {reject: {criterion: token_vetto, lo: 0.1}}}\n",
+        ("recipe.yaml:2: algorithm.rollout_correction.reject.criterion is 'token_vetto'", "'token_veto'"),
+    ),
+    "a criterion without its bound": (
+        MODEL + "algorithm: {rollout_correction: {reject: {criterion: seq_mean_k1}}}\n",
+        ("recipe.yaml:2", "seq_mean_k1 needs lo or hi"),
+    ),
+    "a bound that the criterion has not": (
+        MODEL + "algorithm: {rollout_correction: {reject: {criterion: seq_mean_k3, lo: 0.1, hi: 1}}}\n",
+        ("recipe.yaml:2", "reject.lo is set", "has only hi"),
+    ),
+    "bounds the wrong way round": (
+        MODEL + "algorithm: {rollout_correction: {reject: {criterion: seq_mean_k1, lo: 2, hi: 1}}}\n",
+        ("recipe.yaml:2", "lo 2 must be below hi 1"),
+    ),
+    "an empty band": (
+        MODEL + "algorithm: {rollout_correction: {weights: band, cap: 0.5}}\n",
+        ("recipe.yaml:2", "from low 2 to cap 0.5", "cap must be above 1"),
+    ),
+    "an estimator that is none": (
+        MODEL + "algorithm: {adv_estimator: maxlr}\n",
+        ("recipe.yaml:2", "'maxlr'", "did you mean 'maxrl'?", "reinforce_pp_baseline"),
+    ),
+    "a loss that is none": (MODEL + "algorithm: {policy_loss: ppo}\n", ("recipe.yaml:2", "'ppo'", "clip, gspo")),
+    "a setting of another loss": (
+        MODEL + "algorithm: {loss_args: {tau_positive: 1.0}}\n",
+        ("recipe.yaml:2", "clip has none of its own", "policy_loss sapo has it"),
+    ),
+    "a typo in a loss's setting": (
+        MODEL + "algorithm: {policy_loss: sapo, loss_args: {tau_positve: 1.0}}\n",
+        ("recipe.yaml:2", "did you mean 'tau_positive'?"),
+    ),
+    "a loss's setting out of range": (
+        MODEL + "algorithm: {policy_loss: sapo, loss_args: {tau_negative: 0}}\n",
+        ("recipe.yaml:2", "algorithm.loss_args.tau_negative is 0", "greater than 0"),
+    ),
+    "groups of one to filter": (MODEL + "algorithm: {filter_groups: true}\n", ("recipe.yaml:2", "set it to 4 or more")),
+    "groups of one to rank": (
+        MODEL + "algorithm: {policy_filtration: {strategy: best_of_n}}\n",
+        ("recipe.yaml:2", "best_of_n ranks", "set it to 4 or more"),
+    ),
+    "groups of one to compare": (
+        MODEL + "algorithm: {adv_estimator: opo}\n",
+        ("recipe.yaml:2", "opo compares", "is 1"),
+    ),
     "a third-level typo": (MODEL + "algorithm: {kl_ctrl: {horizn: 5}}\n", ("'algorithm.kl_ctrl.horizon'",)),
 }
 

@@ -198,7 +198,7 @@ def _section(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def _item(info: FieldInfo) -> type[BaseModel] | None:
-    """The section that each entry of a list is, or None."""
+    """The section that each entry of a list is, or that may stand in place of a word; or None."""
     return next((c for c in get_args(info.annotation) if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
@@ -212,6 +212,8 @@ def _refuse_unknown(tree: Any, model: type[BaseModel], prefix: Path_, where: dic
         section, item = _section(model.model_fields[name]), _item(model.model_fields[name])
         if section is not None:
             _refuse_unknown(value, section, key, where)
+        if item is not None and isinstance(value, dict):
+            _refuse_unknown(value, item, key, where)
         if item is not None and isinstance(value, list):
             for index, entry in enumerate(value):
                 _refuse_unknown(entry, item, (*key, str(index)), where)
@@ -258,7 +260,7 @@ def _at_mentioned(text: str, where: dict[Path_, str], fallback: str) -> str:
 def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
     """One line per key: origin, key, what was found, what is allowed."""
     by_key: dict[Path_, list[ErrorDetails]] = {}
-    names = {tuple(key.split(".")) for key, _ in known_keys()}
+    names = {tuple(key.split(".")): _item(info) for key, info in known_keys()}
     for detail in error.errors(include_url=False):
         loc = tuple(str(part) for part in detail["loc"])
         key = next((loc[:n] for n in range(len(loc), 0, -1) if loc[:n] in names), ())
@@ -266,10 +268,16 @@ def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
         if entry and entry[0].isdigit():
             of_section = key == ("reward_model", "functions")
             key = (*key, entry[0], *(entry[1:2] if of_section else ()))
+        inner = names.get(key)
+        if inner is not None and entry[-1:] and entry[-1] in inner.model_fields:
+            key = (*key, entry[-1])
+            detail["type"] = "key_missing" if detail["type"] == "missing" else detail["type"]
         if detail["type"] == "missing" and loc[: len(key)] == loc and loc not in where:
             detail["type"] = "key_missing"
         by_key.setdefault(key, []).append(detail)
-    return "\n".join(_one(key, details, where, path) for key, details in by_key.items())
+    # What is wrong inside a section says more than that the section is none of the words allowed in its place.
+    whole = {key[:-1] for key in by_key if names.get(key[:-1]) is not None}
+    return "\n".join(_one(key, details, where, path) for key, details in by_key.items() if key not in whole)
 
 
 def _one(key: Path_, details: list[ErrorDetails], where: dict[Path_, str], path: str) -> str:
