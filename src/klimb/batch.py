@@ -70,6 +70,11 @@ def trimmed(batch: AnyBatch, rows: Tensor) -> AnyBatch:
     return replace(part, **cut)
 
 
+def forward_lengths(batch: Batch) -> Tensor:
+    """int64 [B]: tokens of each row, 0 for one that nothing is trained on and no model need read."""
+    return batch.attention.sum(dim=1) * batch.mask.any(dim=1)
+
+
 def split_phase(lengths: Tensor, split: Split, seed: int) -> list[list[Minibatch]]:
     """Per epoch the train batches of a phase, each cut into micro-batches. lengths int64 [B]: tokens of each row, 0 for
     a row that is not forwarded.

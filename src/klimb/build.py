@@ -24,7 +24,6 @@ from klimb.data.rows import DataSettings
 from klimb.errors import ConfigError
 from klimb.follow import Follow, Target
 from klimb.learn import Roles
-from klimb.loop import Run
 from klimb.models.load import (
     context_limit,
     critic_from,
@@ -44,6 +43,7 @@ from klimb.reward.table import FunctionSpec, make_components
 from klimb.reward.workers import WorkerPool
 from klimb.rollout.base import Sampling
 from klimb.rollout.hf import HFSampler
+from klimb.run import Run
 from klimb.runlog import RunLog
 from klimb.types import Prompt
 from klimb.update import Schedule, make_trainable

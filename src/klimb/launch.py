@@ -36,9 +36,9 @@ from klimb.config.schema import RunConfig
 from klimb.console import Screen
 from klimb.errors import CheckpointError, ConfigError, KlimbError
 from klimb.evaluation import EvalResult, run_eval
-from klimb.loop import Run
 from klimb.models.load import load_causal_lm, load_tokenizer
 from klimb.rollout.hf import HFSampler
+from klimb.run import Run, run_parts
 from klimb.snapshot import State
 
 
@@ -166,7 +166,7 @@ def _begin(run: Run, start: Path | None) -> State:
     """Restore the checkpoint, or start from nothing; log files are cut back to that point."""
     state, offsets = State(), dict[str, int]()
     if start is not None:
-        restored = snapshot.restore(start, loop.run_parts(run))
+        restored = snapshot.restore(start, run_parts(run))
         state, offsets = restored.state, restored.offsets
         for text in restored.warnings:
             run.screen.warn(text)

@@ -1,0 +1,68 @@
+"""Everything a run is made of, built once by build.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from klimb import snapshot
+from klimb.algos.kl import KLController
+from klimb.batch import Split
+from klimb.config.counts import Counts
+from klimb.config.posture import Posture
+from klimb.config.schema import RunConfig
+from klimb.console import Screen
+from klimb.data.prompts import PromptStream
+from klimb.follow import Follow
+from klimb.learn import Roles
+from klimb.recipe import Recipe
+from klimb.reward.base import RewardComponent, RewardSettings
+from klimb.reward.combine import Moments
+from klimb.rollout.base import Sampler, Sampling
+from klimb.runlog import RunLog
+from klimb.types import Prompt
+from klimb.update import Trainable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Models, data, settings and places. greedy_sampling: None unless the estimator asks for greedy answers."""
+
+    config: RunConfig
+    posture: Posture
+    counts: Counts
+    recipe: Recipe
+    split: Split
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    pad_id: int
+    roles: Roles
+    actor: Trainable
+    critic: Trainable | None
+    controller: KLController
+    follow: Follow
+    sampler: Sampler
+    sampling: Sampling
+    greedy_sampling: Sampling | None
+    eval_sampling: Sampling
+    prompts: PromptStream
+    eval_prompts: tuple[Prompt, ...]
+    components: tuple[RewardComponent, ...]
+    reward_settings: RewardSettings
+    moments: Moments
+    log: RunLog
+    screen: Screen
+
+
+def run_parts(run: Run) -> snapshot.Parts:
+    """What a checkpoint is made of."""
+    return snapshot.Parts(
+        config=run.config,
+        tokenizer=run.tokenizer,
+        actor=run.actor,
+        critic=run.critic,
+        stateful={"controller": run.controller, "follow": run.follow, "prompts": run.prompts, "moments": run.moments},
+        offsets=run.log.offsets(),
+    )
