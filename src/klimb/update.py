@@ -122,7 +122,8 @@ def update(
                 _critic_step(critic, work, tally)
     if actor is None or not epochs[0][0]:
         return tally.metrics()
-    rows = torch.cat(epochs[0][0])
+    # All rows, and in their own order, where they stand for the old pass: sums are rounded as it rounds them.
+    rows = torch.arange(batch.num_rows) if batch.old_logprobs is None else torch.cat(epochs[0][0])
     return {**tally.metrics(), **_first_metrics(first[rows], batch.select(rows), recipe)}
 
 

@@ -33,6 +33,7 @@ training: {trainer: fsdp, micro_batch_size: 4, gradient_accumulation_steps: 8, l
 """  # noqa: E501
 
 DEFAULTS: dict[str, Any] = {
+    "actor_rollout_ref.adapter_path": None,
     "actor_rollout_ref.ref_model_path": None,
     "actor_rollout_ref.trust_remote_code": False,
     "actor_rollout_ref.rollout_provider": "hf",

@@ -1,5 +1,6 @@
 """Continuous batching: what a request gets depends on its prompt, its seed and the weights, on nothing else."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -305,3 +306,35 @@ def test_a_window_of_attention_is_kept_or_refused(lengths: list[int]) -> None:
             assert torch.allclose(torch.tensor([s.logprobs]), whole, atol=1e-5)
     with pytest.raises(ModelError, match="the model has 16"):
         sample(model, requests, max_tokens=max(inside, 0) + 1)
+
+
+def test_case_WS_01_no_state_of_old_weights_outlives_a_sync() -> None:
+    """A model with p(token 0) = sigmoid(w): the same prompt before and after the weights change."""
+    sizes = {"vocab_size": 2, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
+    model = tiny_model(**sizes, num_attention_heads=1, num_key_value_heads=1, tie_word_embeddings=False)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if "embed" in name or name == "model.norm.weight" else 0.0)
+    head = model.get_output_embeddings().weight
+    prompt = Prompt(row=0, text="", token_ids=(0, 1, 1), answer=None, source="tiny")
+    sampler = HFSampler(model, byte_tokenizer(), slots=2)
+
+    def logprob_of_token_0(version: int) -> tuple[float, set[int]]:
+        sampler.load_weights(model.named_parameters(), version)
+        requests = [Request(prompt=prompt, index=i, seed=i) for i in range(8)]
+        samples = sampler.generate(requests, sampling(max_tokens=1, end_ids=frozenset()))
+        found = {s.logprobs[-1] for s in samples if s.token_ids[-1] == 0}
+        assert len(found) == 1
+        return found.pop(), {s.policy_version[-1] for s in samples}
+
+    assert logprob_of_token_0(0) == (pytest.approx(-0.6931471805599, abs=1e-6), {0})
+    with torch.no_grad():
+        head[0].fill_(1.0 / 4)
+    after, versions = logprob_of_token_0(1)
+    assert after == pytest.approx(-0.3132616875182, abs=1e-5)
+    assert versions == {1}
+    ids = torch.tensor([[*prompt.token_ids, 0]])
+    whole = torch.ones_like(ids, dtype=torch.bool)
+    mask = torch.tensor([[False, False, False, True]])
+    recomputed = token_scores(model, ids, whole, mask, 1.0).logprobs[0, 3].item()
+    assert math.exp(recomputed - after) == pytest.approx(1.0, abs=1e-6)

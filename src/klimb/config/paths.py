@@ -65,6 +65,11 @@ def missing_paths(config: RunConfig) -> list[tuple[str, str]]:
         "reward_model.model_path": config.reward_model.model_path,
     }
     out = [(key, text) for key, path in paths.items() if path is not None and (text := missing_model(key, path))]
+    adapter = config.actor_rollout_ref.adapter_path
+    if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():
+        key, place = "actor_rollout_ref.adapter_path", Path(adapter).expanduser()
+        what = "holds no adapter_config.json; it must be a peft folder" if place.is_dir() else "no such folder"
+        out.append((key, f"{key}: {place}: {what}{'' if place.is_dir() else _nearest(place)}"))
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         out += [
             (key, f"{key}: no such file: {spec}{_nearest(Path(spec).expanduser())}")
@@ -105,6 +110,8 @@ def check_runnable(config: RunConfig) -> None:
     if not config.data.train_files:
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     _check_reward(config)
+    if config.actor_rollout_ref.adapter_path is not None and importlib.util.find_spec("peft") is None:
+        raise MissingExtra("peft", "lora", "actor_rollout_ref.adapter_path")
     for service in ("wandb", "mlflow", "trackio"):
         if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
             raise MissingExtra(service, service, f"logging.{service}")

@@ -21,8 +21,10 @@ class RolloutConfig(Section):
 
     model_path: str
     """Hugging Face folder of the SFT model that training starts from."""
+    adapter_path: str | None = None
+    """Folder of a trained LoRA adapter (peft), merged into policy and reference at the start; null: none."""
     ref_model_path: str | None = None
-    """Folder of the KL reference; null: the weights training starts from."""
+    """Folder of the KL reference; null: the weights training starts from, adapter included."""
     trust_remote_code: bool = False
     """Run Python code that a model folder brings along. Off unless you trust the folder."""
     rollout_provider: Literal["hf", "vllm"] = "hf"

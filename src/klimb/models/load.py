@@ -8,6 +8,7 @@ the ratio of the first minibatch differ from 1.
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from klimb.errors import ModelError
+from klimb.errors import MissingExtra, ModelError
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -73,6 +74,30 @@ def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) 
     cast(nn.Module, model).to(device).eval()
     check_head(model)
     return model
+
+
+def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model with a trained LoRA adapter (a peft folder) merged into its weights, so that a frozen copy of it, the
+    reference, has the adapter too: the policy's KL starts at 0."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise MissingExtra("peft", "lora", "actor_rollout_ref.adapter_path") from None
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(
+            f"{folder}: no adapter_model.safetensors in this folder; save the adapter by peft's save_pretrained "
+            "(older .bin files are pickles, which klimb does not open)"
+        )
+    device = model.device
+    try:
+        with warnings.catch_warnings():  # peft asks transformers by a name that transformers has given up
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            merged: Any = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except _LOAD_ERRORS as error:
+        raise ModelError(f"{folder}: this adapter does not fit the model: {_first_line(error)}") from None
+    whole = cast(PreTrainedModel, merged)
+    cast(nn.Module, whole).to(device).requires_grad_(True).eval()
+    return whole
 
 
 def _load(auto_class: Any, folder: Path, trust_remote_code: bool, role: str) -> tuple[PreTrainedModel, dict[str, Any]]:
