@@ -177,6 +177,11 @@ def test_a_row_as_near_as_can_be_is_kept_at_the_tightest_bounds(criterion):
     assert keep_rows(x, x, torch.ones(1, 2, dtype=torch.bool), criterion, 1.0, hi).tolist() == [True]
 
 
+@pytest.mark.parametrize("criterion", ["seq_mean_k1", "seq_mean_k3", "token_veto"])
+def test_a_row_without_a_token_is_kept_at_bounds_that_reject_every_other(criterion):
+    assert keep_rows(OLD, SAMPLER, MASK, criterion, 5.0, -1.0).tolist() == [False, False, True]
+
+
 def test_unknown_names():
     with pytest.raises(ConfigError, match=r"algorithm\.rollout_correction\.weights.*did you mean 'sequence'"):
         weights(OLD, SAMPLER, MASK, "sequences", 2.0)

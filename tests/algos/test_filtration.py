@@ -136,8 +136,9 @@ def test_frequencies_come_near_the_weights():
 def test_frequencies_of_a_small_group(strategy):
     rewards, groups = tensor([0.0, 2.0, -1.0, 5.0, 5.0]), tensor([HIGHEST_ID, 0, HIGHEST_ID, 0, HIGHEST_ID])
     share = weights(rewards, groups, strategy)
-    got = frequencies(share, groups, 2000)
-    assert_close(got, share, atol=0.04, rtol=0)
+    got = frequencies(share, groups, 500)
+    # 1000 draws at least: four standard deviations are at most 0.0633
+    assert_close(got, share, atol=0.0633, rtol=0)
     assert torch.count_nonzero(got[share == 0]) == 0
 
 

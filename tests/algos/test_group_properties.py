@@ -14,7 +14,7 @@ from klimb.algos.loss import POLICY_LOSSES, policy_loss
 from tests.algos.batches import HIGHEST_ID, LOWEST_ID, often, seeds
 
 WIDTH = 6
-for_each = settings(often, max_examples=25)
+for_each = settings(often, max_examples=20)
 
 
 def token_mask(lengths: Tensor) -> Tensor:
