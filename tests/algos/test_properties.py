@@ -1,7 +1,6 @@
 """What must hold for every batch: padding, order and splitting change nothing, and the maths' own identities."""
 
 import math
-import random
 
 import pytest
 import torch
