@@ -1,41 +1,13 @@
-"""The vectorised maths against slow float64 loops written from the formulas, value and gradient to 1e-6."""
+"""GAE, KL and aggregation against slow float64 loops written from the formulas, value and gradient to 1e-6."""
 
 import math
-import random
-import statistics
 
 import pytest
-import torch
-from torch import Tensor, tensor
-from torch.testing import assert_close
 
-from klimb.algos.advantage import gae, grpo, rloo
+from klimb.algos.advantage import gae
 from klimb.algos.kl import estimate
-from klimb.algos.loss import policy_loss, value_loss
 from klimb.algos.ops import LOSS_AGGS, token_weights
-
-Plane = list[list[float]]
-SEEDS = range(25)
-
-
-def agree(got: Tensor | None, expected: list) -> None:
-    assert got is not None
-    assert_close(got.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
-
-
-class Draw:
-    """Random float32 planes of one shape, and a mask with gaps and empty rows."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.shape = (self.rng.randint(1, 6), self.rng.randint(1, 12))
-        self.mask = tensor([[self.rng.random() < 0.7 for _ in range(self.shape[1])] for _ in range(self.shape[0])])
-
-    def plane(self, scale: float = 1.0) -> Tensor:
-        return tensor([[self.rng.gauss(0.0, scale) for _ in range(self.shape[1])] for _ in range(self.shape[0])])
-
-    def row(self) -> Tensor:
-        return tensor([self.rng.gauss(0.0, 1.0) for _ in range(self.shape[0])])
+from tests.algos.batches import SEEDS, Draw, Plane, agree
 
 
 def slow_gae(rewards: Plane, values: Plane, mask: list, gamma: float, lam: float, last: list) -> tuple[Plane, Plane]:
@@ -60,112 +32,6 @@ def test_gae(seed):
     expected = slow_gae(rewards.tolist(), values.tolist(), draw.mask.tolist(), gamma, lam, last.tolist())
     for got, slow in zip(gae(rewards, values, draw.mask, gamma, lam, last), expected, strict=True):
         agree(got, slow)
-
-
-def slow_group(rewards: list, groups: list, valid: list, advantage) -> list:
-    """`advantage(own, others)` of every valid row, 0 for the rest and for groups without spread."""
-    result = [0.0] * len(rewards)
-    for i, reward in enumerate(rewards):
-        others = [rewards[j] for j in range(len(rewards)) if j != i and valid[j] and groups[j] == groups[i]]
-        if valid[i] and any(other != reward for other in others):
-            result[i] = advantage(reward, others)
-    return result
-
-
-def slow_grpo(own: float, others: list) -> float:
-    return (own - statistics.fmean([own, *others])) / (statistics.stdev([own, *others]) + 1e-6)
-
-
-def slow_dr_grpo(own: float, others: list) -> float:
-    return own - statistics.fmean([own, *others])
-
-
-def slow_rloo(own: float, others: list) -> float:
-    return own - statistics.fmean(others)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_group_estimators(seed):
-    rng = random.Random(seed)
-    n = rng.randint(1, 24)
-    groups = [rng.choice([5, -1, 0, 10**12]) for _ in range(n)]
-    valid = [rng.random() < 0.85 for _ in range(n)]
-    binary = seed % 2 == 0
-    rewards = tensor([float(rng.random() < 0.5) if binary else rng.gauss(0.0, 2.0) for _ in range(n)])
-    ids, ok = tensor(groups), tensor(valid)
-    plain = rewards.tolist()
-    agree(grpo(rewards, ids, valid=ok), slow_group(plain, groups, valid, slow_grpo))
-    agree(grpo(rewards, ids, norm_by_std=False, valid=ok), slow_group(plain, groups, valid, slow_dr_grpo))
-    agree(rloo(rewards, ids, valid=ok), slow_group(plain, groups, valid, slow_rloo))
-    agree(rloo(rewards, ids), slow_group(plain, groups, [True] * n, slow_rloo))
-
-
-def slow_clip(new: float, old: float, adv: float, low: float, high: float, dual: float | None) -> tuple[float, float]:
-    """Loss of one token and its derivative with respect to `new`, from the branch that is in force."""
-    inside = -20.0 < new - old < 20.0
-    ratio = math.exp(min(max(new - old, -20.0), 20.0))
-    slope = -ratio * adv if inside else 0.0
-    if adv > 0 and ratio > 1.0 + high:
-        return -(1.0 + high) * adv, 0.0
-    if adv < 0 and ratio < 1.0 - low:
-        return -(1.0 - low) * adv, 0.0
-    if adv < 0 and dual is not None and ratio > dual:
-        return -dual * adv, 0.0
-    return -ratio * adv, slope
-
-
-@pytest.mark.parametrize("dual", [None, 3.0, 1.5])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_clip_loss(seed, dual):
-    draw = Draw(seed)
-    old, advantages = draw.plane(), draw.plane()
-    new = (old + draw.plane(0.8)).requires_grad_()
-    low, high = draw.rng.uniform(0.1, 0.3), draw.rng.uniform(0.1, 0.4)
-    loss, _ = policy_loss(
-        "clip", new, old, advantages, draw.mask, clip_ratio_low=low, clip_ratio_high=high, dual_clip=dual
-    )
-    loss.sum().backward()
-    slow = [
-        [slow_clip(*token[:3], low, high, dual) if token[3] else (0.0, 0.0) for token in zip(*row, strict=True)]
-        for row in zip(new.tolist(), old.tolist(), advantages.tolist(), draw.mask.tolist(), strict=True)
-    ]
-    agree(loss, [[value for value, _ in row] for row in slow])
-    agree(new.grad, [[slope for _, slope in row] for row in slow])
-
-
-@pytest.mark.parametrize(("log_ratio", "advantage"), [(25.0, -1.0), (-25.0, 1.0), (25.0, 1.0), (-25.0, -1.0)])
-def test_clip_loss_beyond_the_clamp(log_ratio, advantage):
-    new = tensor([[log_ratio]], requires_grad=True)
-    loss, _ = policy_loss("clip", new, tensor([[0.0]]), tensor([[advantage]]), tensor([[True]]), dual_clip=None)
-    loss.sum().backward()
-    value, slope = slow_clip(log_ratio, 0.0, advantage, 0.2, 0.2, None)
-    agree(loss, [[value]])
-    agree(new.grad, [[slope]])
-
-
-def slow_value(value: float, old: float, ret: float, bound: float | None) -> tuple[float, float]:
-    plain = 0.5 * (value - ret) ** 2
-    if bound is None:
-        return plain, value - ret
-    clipped = min(max(value, old - bound), old + bound)
-    other = 0.5 * (clipped - ret) ** 2
-    return (other, 0.0) if other > plain else (plain, value - ret)
-
-
-@pytest.mark.parametrize("bound", [None, 0.5, 0.1])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_value_loss(seed, bound):
-    draw = Draw(seed)
-    old, returns = draw.plane(), draw.plane()
-    values = (old + draw.plane(0.5)).requires_grad_()
-    loss, _ = value_loss(values, old, returns, bound)
-    loss.sum().backward()
-    slow = [
-        [slow_value(*token, bound) for token in zip(*row, strict=True)]
-        for row in zip(values.tolist(), old.tolist(), returns.tolist(), strict=True)
-    ]
-    agree(loss, [[value for value, _ in row] for row in slow])
-    agree(values.grad, [[slope for _, slope in row] for row in slow])
 
 
 def slow_kl(name: str, d: float) -> tuple[float, float]:

@@ -149,7 +149,7 @@ def opo(
     g = Groups(groups, valid)
     above, _ = g.above_lowest(rewards)
     weight = g.table(lengths)
-    baseline = (weight * above).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1.0)
+    baseline = g.total(weight * above) / g.total(weight).clamp(min=1.0)
     return g.rows(torch.where(g.present, above - baseline, 0.0))
 
 

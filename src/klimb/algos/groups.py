@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 class Groups:
-    """[B] <-> [G, N]: G groups, N rows of the largest. No atomic sums, so the same bits in any row order and rank.
+    """[B] <-> [G, N]: G groups, N rows of the largest. No atomic sums: the same bits in any row order.
 
     groups int64 [B]: ids in any order. valid bool [B]: False = in no baseline, and 0 in every result; its
     reward may be NaN. Within a line rows stand in the order of the batch.
@@ -45,9 +45,13 @@ class Groups:
         lowest = torch.where(self.count > 0, lowest, 0.0)
         return torch.where(self.present, table - lowest, 0.0), lowest
 
+    def total(self, table: Tensor) -> Tensor:
+        """Sum of every line, [G, 1], added up in the order of size: the rows' order in the batch rounds nothing."""
+        return table.sort(dim=1).values.sum(1, keepdim=True)
+
     def mean(self, table: Tensor) -> Tensor:
         """Mean over what is present, [G, 1]; 0 in a group without a row."""
-        return table.sum(1, keepdim=True) / self.count.clamp(min=1)
+        return self.total(table) / self.count.clamp(min=1)
 
     def centre(self, rewards: Tensor) -> Tensor:
         """Reward minus the group's mean, [G, N]; 0 where nothing is present."""
@@ -56,7 +60,7 @@ class Groups:
 
     def std(self, centred: Tensor) -> Tensor:
         """Sample standard deviation (n - 1) of centred rewards, [G, 1]."""
-        return (centred.square().sum(1, keepdim=True) / (self.count - 1).clamp(min=1)).sqrt()
+        return (self.total(centred.square()) / (self.count - 1).clamp(min=1)).sqrt()
 
     def rows(self, table: Tensor) -> Tensor:
         """[G, N] back to [B]."""
