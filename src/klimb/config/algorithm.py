@@ -104,7 +104,7 @@ class KLConfig(Section):
     type: Literal["auto", "fixed", "adaptive", "pi"] = "auto"
     """fixed: the coefficient stays; adaptive: it follows the measured KL, slowly; pi: it follows without the lag
     (proportional-integral on log KL); auto: by posture."""
-    horizon: PositiveFloat = 10000
+    horizon: PositiveFloat = 10000.0
     """Episodes over which the adaptive controller corrects; smaller reacts faster."""
     target_kl: PositiveFloat = 0.02
     """KL per token, in nats, that adaptive and pi steer to."""
