@@ -111,7 +111,10 @@ def show_advice(console: Console, config: RunConfig, posture: Posture) -> None:
 def explain(config: RunConfig, posture: Posture) -> str:
     """Which models are forwarded when, and where the KL sits."""
     passes = ["rollout (policy)"]
-    if posture.explicit:
+    skips = counts.skips_old_pass(config, posture, counts.count(config, posture))
+    if config.algorithm.estimator.needs_greedy:
+        passes.append("greedy answers (policy)")
+    if posture.explicit and not skips:
         passes.append("old log-probs (policy, no gradient)")
     if posture.needs_reference:
         passes.append("reference (no gradient)")
@@ -127,6 +130,8 @@ def explain(config: RunConfig, posture: Posture) -> str:
         else "no KL"
     )
     old = "old log-probs recomputed" if posture.explicit else "old log-probs are the sampler's"
+    if skips:
+        old = "one optimizer step per phase, so the update's own forward gives the old log-probs"
     return (
         f"{posture.name} (use_pf_ppo={str(posture.explicit).lower()}): {old}; {kl}\n"
         f"passes per phase: {', '.join(passes)}\n"

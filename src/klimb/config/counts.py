@@ -33,6 +33,16 @@ class Counts:
         return self.phase / self.train_batch
 
 
+def skips_old_pass(config: RunConfig, posture: Posture, counts: Counts) -> bool:
+    """Whether a whole phase's update can do without the old policy's forward; learn.is_on_policy decides in the run."""
+    a, one_step = config.algorithm, counts.steps_per_phase == 1
+    reads_old = (
+        posture.kl_in_reward or a.rollout_correction.weights != "none" or a.rollout_correction.reject is not None
+    )
+    trains_on_less = a.truncated == "exclude" or a.policy_filtration.strategy != "none"
+    return posture.explicit and one_step and not reads_old and not trains_on_less
+
+
 def due(before: int, after: int, every: int) -> bool:
     """Whether the episode count crossed a multiple of `every` between two phases' ends."""
     return after // every > before // every
@@ -86,7 +96,8 @@ def table(config: RunConfig, counts: Counts) -> list[tuple[str, str, str]]:
         (
             "rollout phase",
             f"{counts.phase:,} episodes",
-            f"{counts.prompts_per_phase:,} prompts x {r.rollouts_per_prompt} responses",
+            f"{counts.prompts_per_phase:,} prompts x {r.rollouts_per_prompt} responses"
+            + (", and a greedy one each" if config.algorithm.estimator.needs_greedy else ""),
         ),
         ("rollout phases", f"{counts.phases:,}", f"{counts.episodes:,} / {counts.phase:,}{tail}"),
         (

@@ -49,7 +49,7 @@ def _estimator(config: RunConfig) -> Why:
     for key in ("gamma", "lam", "norm_by_std"):
         if key not in a.estimator.reads:
             readers = [name for name, facts in ESTIMATORS.items() if key in facts.reads]
-            yield f"algorithm.{key}", f"{a.adv_estimator} has no {key}; {' and '.join(readers)} read it"
+            yield f"algorithm.{key}", f"{a.adv_estimator} does not read it, but {' and '.join(readers)}"
     if not config.needs_critic:
         for key in ("model_path", "lr", "value_clip", "warmup_phases"):
             yield f"critic.{key}", f"{a.adv_estimator} has no critic"
@@ -60,7 +60,7 @@ def _loss(config: RunConfig, p: Posture, counts: Counts) -> Why:
     for key in CLIPPING_KEYS:
         if key not in a.loss.reads:
             readers = [name for name, facts in POLICY_LOSSES.items() if key in facts.reads]
-            yield f"algorithm.{key}", f"policy_loss {a.policy_loss} does not read it; {', '.join(readers)} do"
+            yield f"algorithm.{key}", f"policy_loss {a.policy_loss} does not read it, but {', '.join(readers)}"
     if counts.steps_per_phase == 1:
         # The old values are this step's own, and in the explicit posture so are the old log-probs.
         why = "one optimizer step per phase: {} when it is made"
