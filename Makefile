@@ -31,7 +31,9 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/klimb prepare playground
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/coverage run --branch --source=src/klimb/algos -m pytest tests/algos
+	$(BIN)/coverage report -m --fail-under=100
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/algos
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -19,7 +19,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize("adds_end", [False, True])
 @pytest.mark.parametrize("template_writes_start", [True, False])
 @pytest.mark.parametrize("prompt", ["hi", CHAT])
-def test_DT_01_one_start_token_whether_or_not_the_template_writes_it(
+def test_case_DT_01_one_start_token_whether_or_not_the_template_writes_it(
     prompt: Any, template_writes_start: bool, adds_end: bool, make_tokenizer: Make, turns: str
 ) -> None:
     template = ("{{ bos_token }}" if template_writes_start else "") + turns
@@ -31,14 +31,14 @@ def test_DT_01_one_start_token_whether_or_not_the_template_writes_it(
 
 
 @pytest.mark.parametrize("text", ["hi", "<s>hi"])
-def test_DT_01_one_start_token_without_a_template(text: str, make_tokenizer: Make) -> None:
+def test_case_DT_01_one_start_token_without_a_template(text: str, make_tokenizer: Make) -> None:
     tokenizer = make_tokenizer(adds_start=True, adds_end=True)
     ids = encode_prompt(tokenizer, text, None)
     assert (ids[0], ids.count(1), ids.count(2)) == (1, 1, 0)
     assert tokenizer.decode(ids) == "<s>hi"
 
 
-def test_DT_01_a_tokenizer_that_adds_no_start_token_gets_none(make_tokenizer: Make, turns: str) -> None:
+def test_case_DT_01_a_tokenizer_that_adds_no_start_token_gets_none(make_tokenizer: Make, turns: str) -> None:
     plain = make_tokenizer(adds_start=False)
     assert plain.bos_token_id == 1
     assert 1 not in encode_prompt(plain, "hi", None)

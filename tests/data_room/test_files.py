@@ -132,7 +132,7 @@ def test_a_saved_selection_keeps_its_own_order(tmp_path: Path, make_settings: Ma
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_DT_03_a_missing_column_names_file_column_and_what_is_there(
+def test_case_DT_03_a_missing_column_names_file_column_and_what_is_there(
     split: Any, tmp_path: Path, make_settings: Make
 ) -> None:
     path = tmp_path / f"{split}.parquet"
@@ -146,7 +146,7 @@ def test_DT_03_a_missing_column_names_file_column_and_what_is_there(
 
 
 @pytest.mark.parametrize("empty", [None, "", "  \n", []])
-def test_DT_03_an_empty_prompt_is_named_by_its_row(empty: Any, tmp_path: Path, make_settings: Make) -> None:
+def test_case_DT_03_an_empty_prompt_is_named_by_its_row(empty: Any, tmp_path: Path, make_settings: Make) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": "x"}, {"prompt": empty}, {"prompt": "y"}, {"other": 1}])
     with pytest.raises(DataError, match=r"2 of 4 rows have an empty or missing 'prompt': row 1, 3 \(counted"):
         read_rows(str(tmp_path / "a.jsonl"), "train", make_settings(), needs_answer=False)

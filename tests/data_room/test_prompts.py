@@ -32,13 +32,13 @@ def prompts(n: int) -> tuple[Prompt, ...]:
     return tuple(Prompt(row=i, text=str(i), token_ids=(i, 1), answer=None, source="f") for i in range(n))
 
 
-def test_DT_02_error_names_row_length_and_limit(number_tokenizer: Any, make_settings: Make) -> None:
+def test_case_DT_02_error_names_row_length_and_limit(number_tokenizer: Any, make_settings: Make) -> None:
     settings = make_settings(max_prompt_tokens=4, overlong="error")
     with pytest.raises(DataError, match=r"f.jsonl, row 1: the prompt has 6 tokens, data.max_prompt_tokens is 4"):
         build_prompts(raw(TEXTS), number_tokenizer, settings)
 
 
-def test_DT_02_drop_keeps_the_others_and_says_so(
+def test_case_DT_02_drop_keeps_the_others_and_says_so(
     number_tokenizer: Any, make_settings: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(max_prompt_tokens=4, overlong="drop")
@@ -51,7 +51,7 @@ def test_DT_02_drop_keeps_the_others_and_says_so(
 
 
 @pytest.mark.parametrize(("policy", "ids"), [("truncate_left", (12, 13, 14, 15)), ("truncate_right", (10, 11, 12, 13))])
-def test_DT_02_truncation_keeps_the_named_end(
+def test_case_DT_02_truncation_keeps_the_named_end(
     policy: str, ids: tuple[int, ...], number_tokenizer: Any, make_settings: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(max_prompt_tokens=4, overlong=policy)
@@ -63,7 +63,7 @@ def test_DT_02_truncation_keeps_the_named_end(
     assert (counts.dropped, counts.truncated, counts.longest) == (0, 1, 4)
 
 
-def test_DT_02_prompt_plus_response_over_the_model_is_refused() -> None:
+def test_case_DT_02_prompt_plus_response_over_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"4 \+ 5 > 8"):
         check_context(4, 5, 8)
     check_context(4, 4, 8)
@@ -127,7 +127,7 @@ def test_a_restored_stream_goes_on_where_it_stood(size: int, before: int, after:
     assert restored.epoch == stream.epoch
 
 
-def test_CR_01_resume_at_the_end_of_an_epoch_goes_on_with_the_next() -> None:
+def test_case_CR_01_resume_at_the_end_of_an_epoch_goes_on_with_the_next() -> None:
     straight = PromptStream(prompts(8), 0, True)
     steps = [[p.row for p in straight.take(4)] for _ in range(4)]
     stream = PromptStream(prompts(8), 0, True)
