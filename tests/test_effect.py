@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -154,26 +155,24 @@ def inert_keys(config: RunConfig) -> list[str]:
 CUT_OFF = ("score", "bootstrap", "exclude", "{penalty: 0.3}", "{penalty: 0.3, overlong_buffer: 5}")
 
 
-@pytest.mark.parametrize("value", CUT_OFF)
-def test_every_form_of_truncated_is_another(
-    tmp_path: Path, batch: Batch, greedy: Batch, roles: Roles, value: str
-) -> None:
+def all_differ(found: dict[str, Tensor]) -> None:
+    for (name, mine), (other, theirs) in itertools.combinations(found.items(), 2):
+        assert mine.isfinite().all()
+        assert mine.shape != theirs.shape or not torch.equal(mine, theirs), (name, other)
+
+
+def test_every_form_of_truncated_is_another(tmp_path: Path, batch: Batch, greedy: Batch, roles: Roles) -> None:
     assert bool(batch.cut_off.any())
     assert not bool(batch.cut_off.all())
-    mine = gradients(load(tmp_path, f"{A}truncated={value}"), batch, greedy, roles)
-    for other in set(CUT_OFF) - {value}:
-        assert not torch.equal(mine, gradients(load(tmp_path, f"{A}truncated={other}"), batch, greedy, roles)), other
+    all_differ({v: gradients(load(tmp_path, f"{A}truncated={v}"), batch, greedy, roles) for v in CUT_OFF})
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
-def test_every_estimator_gives_a_gradient_of_its_own(
-    tmp_path: Path, batch: Batch, greedy: Batch, roles: Roles, name: str
-) -> None:
-    mine = gradients(load(tmp_path, f"{A}adv_estimator={name}"), batch, greedy, roles)
-    assert mine.isfinite().all()
-    for other in ADVANTAGES.keys() - {name}:
-        theirs = gradients(load(tmp_path, f"{A}adv_estimator={other}"), batch, greedy, roles)
-        assert mine.shape != theirs.shape or not torch.equal(mine, theirs), other
+def test_every_estimator_gives_a_gradient_of_its_own(tmp_path: Path, batch: Batch, greedy: Batch, roles: Roles) -> None:
+    all_differ({n: gradients(load(tmp_path, f"{A}adv_estimator={n}"), batch, greedy, roles) for n in ADVANTAGES})
+
+
+def test_every_loss_gives_a_gradient_of_its_own(tmp_path: Path, batch: Batch, greedy: Batch, roles: Roles) -> None:
+    all_differ({n: gradients(load(tmp_path, f"{A}policy_loss={n}"), batch, greedy, roles) for n in POLICY_LOSSES})
 
 
 def test_kl_in_both_places_is_accepted_only_when_asked_for(tmp_path: Path) -> None:

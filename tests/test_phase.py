@@ -114,7 +114,13 @@ ON_POLICY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", ON_POLICY.values(), ids=ON_POLICY.keys())
+QUICK = ("gae", "filtered groups, gspo", "several forwards a step")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(v, id=k, marks=() if k in QUICK else pytest.mark.slow) for k, v in ON_POLICY.items()],
+)
 def test_without_its_old_pass_an_on_policy_run_is_the_same_to_the_last_bit(
     parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
