@@ -25,7 +25,7 @@ from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 from klimb.learn import Roles, estimate_advantages, score_tokens
-from klimb.selection import drop_alike_groups, shape_rewards, with_greedy
+from klimb.selection import shape_rewards, with_greedy
 from klimb.types import Batch
 from klimb.update import update
 from tests.test_update import recording
@@ -78,7 +78,6 @@ def gradients(config: RunConfig, batch: Batch, greedy: Batch, roles: Roles) -> T
     batch, _ = shape_rewards(batch, recipe)
     if config.algorithm.estimator.needs_greedy:
         batch, _ = with_greedy(batch, greedy)
-    batch, _ = drop_alike_groups(batch, recipe)
     epochs = split_of(batch, step=4, micro=2, epochs=config.algorithm.ppo_epochs)
     scored, _ = score_tokens(batch, epochs[0], own, recipe)
     if recipe.explicit:
@@ -86,6 +85,7 @@ def gradients(config: RunConfig, batch: Batch, greedy: Batch, roles: Roles) -> T
         noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
         scored = replace(scored, old_logprobs=scored.old_logprobs + 0.5 * noise)
     train, _ = estimate_advantages(scored, recipe, controller.coef, torch.Generator().manual_seed(1))
+    epochs = epochs if recipe.filtration == "none" else split_of(train, step=4, micro=2, epochs=len(epochs))
     actor, of_actor = recording(own.actor)
     critic, of_critic = (None, []) if own.critic is None else recording(own.critic)
     update(actor, critic, train, epochs, recipe, controller.coef)
@@ -207,6 +207,20 @@ def test_what_plan_calls_inert_changes_nothing(
     assert inert_keys(after) == [A + key]
     before = gradients(load(tmp_path, *given), batch, greedy, roles)
     assert torch.equal(before, gradients(after, batch, greedy, roles))
+
+
+ARGS = [(name, key) for name, loss in facts.POLICY_LOSSES.items() for key in loss.args.model_fields]
+
+
+@pytest.mark.parametrize(("name", "key"), ARGS)
+def test_every_setting_of_every_loss_has_an_effect(
+    tmp_path: Path, batch: Batch, greedy: Batch, roles: Roles, name: str, key: str
+) -> None:
+    default = facts.POLICY_LOSSES[name].args.model_fields[key].default
+    given = f"{A}policy_loss={name}"
+    changed = load(tmp_path, given, f"{A}loss_args={{{key}: {2 * default}}}")
+    before = gradients(load(tmp_path, given), batch, greedy, roles)
+    assert not torch.equal(before, gradients(changed, batch, greedy, roles))
 
 
 def literal(section: Any, field: str) -> set[str]:

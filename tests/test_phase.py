@@ -18,6 +18,7 @@ from klimb.config.counts import count, skips_old_pass
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
+from klimb.errors import ConfigError
 from klimb.phase import Phase, play
 from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
 
@@ -101,12 +102,7 @@ ON_POLICY: dict[str, dict[str, Any]] = {
     "gae with entropy and value clip": {"algorithm.entropy_coef": 0.01, "critic.value_clip": 0.1},
     "grpo": {"algorithm.adv_estimator": "grpo", **GROUPS},
     "remax, sapo": {"algorithm.adv_estimator": "remax", "algorithm.policy_loss": "sapo"},
-    "filtered groups, gspo": {
-        "algorithm.adv_estimator": "rloo",
-        "algorithm.filter_groups": True,
-        "algorithm.policy_loss": "gspo",
-        **GROUPS,
-    },
+    "rloo, gspo": {"algorithm.adv_estimator": "rloo", "algorithm.policy_loss": "gspo", **GROUPS},
     "no KL": {"algorithm.use_kl_loss": False, "algorithm.use_kl_in_reward": False},
     "pi": {"algorithm.kl_ctrl.type": "pi"},
     "critic warm-up": {"critic.warmup_phases": 1},
@@ -114,7 +110,7 @@ ON_POLICY: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = ("gae", "filtered groups, gspo", "several forwards a step")
+QUICK = ("gae", "rloo, gspo", "several forwards a step")
 
 
 @pytest.mark.parametrize(
@@ -154,6 +150,7 @@ READS_OLD: dict[str, dict[str, Any]] = {
     "rejection": {"algorithm.rollout_correction.reject": {"criterion": "token_veto", "lo": 0.1}},
     "filtration": {"algorithm.policy_filtration.strategy": "best_worst", **GROUPS},
     "exclusion": {"algorithm.truncated": "exclude"},
+    "filtered groups": {"algorithm.filter_groups": True, **GROUPS},
 }
 
 
@@ -167,6 +164,41 @@ def test_the_old_pass_is_made_where_something_reads_it(
     (row,) = rows(klimb.train(config).folder)
     assert row["policy/old_forwards"] > 0
     assert row["policy/old_pass_skipped"] == 0.0
+
+
+def test_kl_and_mismatch_are_those_of_all_episodes_whatever_is_left_out(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """No answer of a model that has learnt nothing is rewarded: every group is alike, and nothing is trained on."""
+    (tmp_path / "nothing.py").write_text("def reward(prompt, response, answer):\n    return 0.5\n")
+    changes = {
+        "reward_model.functions": [{"name": f"{tmp_path / 'nothing.py'}:reward"}],
+        "algorithm.adv_estimator": "rloo",
+        "algorithm.filter_groups": True,
+        "training.total_episodes": 16,
+        **GROUPS,
+    }
+    folder = klimb.train(config_of(parts, tmp_path, **changes)).folder
+    for row in rows(folder):
+        assert row["filter/kept"] == 0.0
+        assert row["filter/dropped_groups"] == 2.0
+        assert row["kl/k3"] == 0.0
+        assert row["mismatch/kl"] == pytest.approx(0.0, abs=1e-4)
+        assert "policy/loss" not in row
+    a, b = weights(folder, 1), load_file(parts[0] / "model.safetensors")
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_nothing_is_steered_while_the_critic_warms_up(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    changes = {"critic.warmup_phases": 3, "algorithm.kl_ctrl.type": "pi", "training.total_episodes": 40}
+    coefs = [row["kl/coef"] for row in rows(klimb.train(config_of(parts, tmp_path, **changes)).folder)]
+    assert coefs[:4] == [0.05] * 4
+    assert coefs[4] != 0.05
+
+
+def test_a_run_that_only_warms_up_its_critic_is_refused(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"critic\.warmup_phases is 6, but the run has 6 rollout phases"):
+        klimb.train(config_of(parts, tmp_path, **{"critic.warmup_phases": 6}))
 
 
 RESUMED: dict[str, dict[str, Any]] = {

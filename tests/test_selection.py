@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from klimb.algos.advantage import reinforce_pp_baseline
 from klimb.learn import estimate_advantages
 from klimb.recipe import Correction, Overlong, Recipe, Reject
 from klimb.selection import (
     correction_weights,
     draw_rows,
-    drop_alike_groups,
     shape_rewards,
     trained_tokens,
     with_greedy,
@@ -84,7 +84,7 @@ def test_greedy_totals_go_to_their_prompts_whatever_the_order() -> None:
     assert got.greedy_totals is not None
     assert got.greedy_totals.tolist() == pytest.approx([0.7, 0.3, 0.7, 0.0, 0.3])
     assert lengths_of(got.mask) == [2, 4, 3, 0, 4], "without a baseline nothing is trained on"
-    assert metrics == {"reward/greedy_failed": 1.0, "reward/greedy": pytest.approx(0.5)}
+    assert metrics == {"reward/greedy_failed": 1.0}
 
 
 def test_remax_subtracts_the_greedy_total() -> None:
@@ -95,18 +95,43 @@ def test_remax_subtracts_the_greedy_total() -> None:
 
 def test_groups_without_spread_leave_the_update_and_are_counted() -> None:
     batch = batch_of([0.1, 1.0, 0.1, 0.0, 0.1, 2.0], [4, 2, 4, 2, 4, 8], failed=(5,))
-    got, metrics = drop_alike_groups(batch, make_recipe(filter_groups=True))
-    assert lengths_of(got.mask) == [0, 4, 0, 1, 0, 0]
+    scored = scored_of(batch, [0.0] * 6)
+    mask, metrics = trained_tokens(scored, make_recipe(filter_groups=True))
+    assert lengths_of(mask) == [0, 4, 0, 1, 0, 0]
     assert metrics == {"filter/dropped_groups": 1.0, "filter/kept": pytest.approx(2 / 5)}
-    assert drop_alike_groups(batch, make_recipe()) == (batch, {})
+    assert trained_tokens(scored, make_recipe())[1] == {}
 
 
 def test_a_group_shrunk_to_one_by_failures_has_no_spread() -> None:
-    got, metrics = drop_alike_groups(
-        batch_of([0.0, 1.0, 0.0, 1.0], [0, 0, 1, 1], failed=(0,)), make_recipe(filter_groups=True)
-    )
-    assert lengths_of(got.mask) == [0, 0, 3, 1]
+    batch = batch_of([0.0, 1.0, 0.0, 1.0], [0, 0, 1, 1], failed=(0,))
+    mask, metrics = trained_tokens(scored_of(batch, [0.0] * 4), make_recipe(filter_groups=True))
+    assert lengths_of(mask) == [0, 0, 3, 1]
     assert metrics["filter/dropped_groups"] == 1.0
+
+
+def test_what_is_kept_is_counted_once_over_all_reasons() -> None:
+    """Two of four alike, one of the others cut off, the last too far from its engine: nothing is left."""
+    scored = scored_of(batch_of([0.1, 0.1, 1.0, 0.0], [0, 0, 1, 1], cut=(3,)), [0.0, 0.0, 2.0, 0.0])
+    both = make_recipe(filter_groups=True, exclude=True)
+    assert trained_tokens(scored, both)[1]["filter/kept"] == pytest.approx(1 / 4)
+    far = replace(both, correction=Correction(reject=Reject(criterion="seq_mean_k1", lo=None, hi=2.0)))
+    mask, metrics = trained_tokens(scored, far)
+    assert not mask.any()
+    assert metrics == {
+        "filter/dropped_groups": 1.0,
+        "filter/excluded": 1.0,
+        "filter/rejected": 1.0,
+        "filter/kept": 0.0,
+    }
+
+
+def test_the_baseline_estimator_is_whitened_by_the_training_layer_once() -> None:
+    """advantage/* speak of before: 1, 0, 10, 0 in two pairs is +-0.5 and +-5."""
+    scored = scored_of(batch_of([1.0, 0.0, 10.0, 0.0], [0, 0, 1, 1]), [0.0] * 4)
+    train, metrics = estimate_advantages(scored, make_recipe(adv_estimator="reinforce_pp_baseline"), 0.0)
+    assert metrics["advantage/max"] == 5.0
+    expected = reinforce_pp_baseline(scored.rewards, scored.group, scored.mask)
+    assert torch.equal(train.advantages, expected)
 
 
 REJECTS: list[tuple[Reject, list[int]]] = [

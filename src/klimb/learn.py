@@ -37,11 +37,11 @@ def is_on_policy(epochs: Sequence[Sequence[Minibatch]], recipe: Recipe) -> bool:
     """Whether the update's own forward can stand for the old policy's: its log-probs are the same to the last bit.
 
     So when the phase makes exactly one optimizer step, nothing before that step reads the old log-probs (no KL in the
-    reward, no rollout correction), and the step trains on what would have been scored (no exclusion, no filtration).
+    reward, no rollout correction), and the step trains on all that would have been scored (nothing left out or drawn).
     """
     one_step = len(epochs) == 1 and len(epochs[0]) == 1
     reads_old = recipe.kl_in_reward or recipe.correction.weights != "none" or recipe.correction.reject is not None
-    trains_on_less = recipe.exclude or recipe.filtration != "none"
+    trains_on_less = recipe.filter_groups or recipe.exclude or recipe.filtration != "none"
     return recipe.explicit and one_step and not reads_old and not trains_on_less
 
 

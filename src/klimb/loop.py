@@ -63,12 +63,13 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
     with clock("update"):
         lr, kl_coef = run.actor.lr, run.controller.coef
-        if run.recipe.filtration != "none":
-            epochs = split_phase(forward_lengths(train_batch), run.split, seed)
+        if not torch.equal(forward_lengths(train_batch), forward_lengths(phase.batch)):
+            epochs = split_phase(forward_lengths(train_batch), run.split, seed)  # rows were left out, or drawn
         update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), step)
     measured = {**score_metrics, **update_metrics}
-    follow_metrics = _steer(run, measured, phase.with_token)
+    # While the critic warms up the policy stays where it is: there is nothing to steer.
+    follow_metrics = {} if warming_up else _steer(run, measured, phase.with_token)
     before, state = state, replace(state, step=step, episodes=state.episodes + episodes)
     row: dict[str, Any] = {
         "step": step,

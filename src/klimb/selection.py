@@ -34,8 +34,8 @@ def shape_rewards(batch: Batch, recipe: Recipe) -> tuple[Batch, Metrics]:
 def with_greedy(batch: Batch, greedy: Batch) -> tuple[Batch, Metrics]:
     """The reward of each prompt's greedy answer, on all of its rows. greedy: one row per prompt.
 
-    Where it failed there is no baseline, and the prompt's rows lose their mask. Adds `reward/greedy` and
-    `reward/greedy_failed`, the rows lost.
+    Where it failed there is no baseline, and the prompt's rows lose their mask. Adds `reward/greedy_failed`, the rows
+    lost.
     """
     order = torch.argsort(greedy.group)
     at = order[torch.searchsorted(greedy.group[order], batch.group)]
@@ -43,34 +43,22 @@ def with_greedy(batch: Batch, greedy: Batch) -> tuple[Batch, Metrics]:
     lost = batch.mask.any(dim=1) & ~known[at]
     totals = torch.where(known, greedy.rewards, 0.0)
     metrics: Metrics = {"reward/greedy_failed": float(lost.sum())}
-    if bool(known.any()):
-        metrics["reward/greedy"] = float(greedy.rewards[known].mean())
     return replace(batch, greedy_totals=totals[at], mask=batch.mask & ~lost[:, None]), metrics
 
 
-def drop_alike_groups(batch: Batch, recipe: Recipe) -> tuple[Batch, Metrics]:
-    """Prompts whose answers all got the same reward lose their mask. Adds `filter/dropped_groups` and `filter/kept`."""
-    if not recipe.filter_groups:
-        return batch, {}
-    alive = batch.mask.any(dim=1)
-    groups = Groups(batch.group, alive)
-    above, _ = groups.above_lowest(batch.rewards)
-    spread = (above > 0).any(dim=1, keepdim=True)
-    keep = groups.rows(spread.expand_as(above))
-    dropped = int((~spread & (groups.count > 0)).sum())
-    kept = {"filter/kept": float((keep & alive).sum() / alive.sum())} if bool(alive.any()) else {}
-    return replace(batch, mask=batch.mask & keep[:, None]), {"filter/dropped_groups": float(dropped), **kept}
-
-
 def trained_tokens(batch: ScoredBatch, recipe: Recipe) -> tuple[Tensor, Metrics]:
-    """bool [B, T]: the mask without cut-off rows that are excluded and rows that are rejected, and how many those are.
+    """bool [B, T]: the mask without the rows that the update leaves out. They stay in their group's baseline.
 
-    They stay in their group's baseline.
+    Those are, each where it is asked for and counted: answers of prompts whose answers all got one reward
+    (`filter/dropped_groups`, prompts), cut-off ones (`filter/excluded`, rows), and rows too far from the engine that
+    wrote them (`filter/rejected`, rows). Adds `filter/kept`, the share of episodes with a token that is left.
     """
     alive, metrics = batch.mask.any(dim=1), Metrics()
     keep = torch.ones_like(alive)
+    if recipe.filter_groups:
+        keep, metrics["filter/dropped_groups"] = _in_groups_with_spread(batch, alive)
     if recipe.exclude:
-        keep &= ~batch.cut_off
+        keep = keep & ~batch.cut_off
         metrics["filter/excluded"] = float((alive & batch.cut_off).sum())
     reject = recipe.correction.reject
     if recipe.explicit and reject is not None:
@@ -79,10 +67,18 @@ def trained_tokens(batch: ScoredBatch, recipe: Recipe) -> tuple[Tensor, Metrics]
             batch.old_logprobs, batch.sampler_logprobs, batch.mask, reject.criterion, reject.lo, reject.hi
         )
         metrics["filter/rejected"] = float((alive & ~near).sum())
-        keep &= near
+        keep = keep & near
     if metrics and bool(alive.any()):
         metrics["filter/kept"] = float((keep & alive).sum() / alive.sum())
     return batch.mask & keep[:, None], metrics
+
+
+def _in_groups_with_spread(batch: Batch, alive: Tensor) -> tuple[Tensor, float]:
+    """bool [B], and the number of groups that have an answer and no spread."""
+    groups = Groups(batch.group, alive)
+    above, _ = groups.above_lowest(batch.rewards)
+    spread = (above > 0).any(dim=1, keepdim=True)
+    return groups.rows(spread.expand_as(above)), float((~spread & (groups.count > 0)).sum())
 
 
 def correction_weights(batch: ScoredBatch, mask: Tensor, recipe: Recipe) -> tuple[Tensor | None, Metrics]:

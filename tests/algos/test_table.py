@@ -9,6 +9,7 @@ from torch import tensor
 from torch.testing import assert_close
 
 from klimb.algos.advantage import gae, reinforce_pp
+from klimb.algos.ops import whiten
 from klimb.algos.table import ADVANTAGES, Phase
 
 NAN = math.nan
@@ -47,7 +48,9 @@ def test_a_row_alive_without_a_trained_token_counts_in_the_baseline_before_white
     # tokens -1 -1 | -3 | 1 | -1 -1: mean -1, squares 0 0 4 4 0 0, variance 8/5
     unit = 2.0 / math.sqrt(8 / 5)
     expected = [[0.0] * 3, [0.0, -unit, 0.0], [0.0] * 3, [0.0, unit, 0.0], [0.0] * 3, [0.0] * 3]
-    assert_close(ADVANTAGES["reinforce_pp_baseline"](PHASE), tensor(expected), atol=1e-6, rtol=0)
+    raw = ADVANTAGES["reinforce_pp_baseline"](PHASE)
+    assert_close(whiten(raw, PHASE.mask), tensor(expected), atol=1e-6, rtol=0)
+    assert raw[1, 1] == -3.0, "the training layer whitens"
 
 
 def test_grpo_may_keep_the_spread():

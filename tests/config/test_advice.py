@@ -75,9 +75,16 @@ CASES: list[tuple[str, Keys, Keys]] = [
         ("algorithm.adv_estimator=maxrl", "actor_rollout_ref.rollouts_per_prompt=4"),
     ),
     (
-        "A-REINFORCE-EPOCHS",
-        ("algorithm.policy_loss=reinforce", "algorithm.ppo_epochs=2"),
+        "A-REINFORCE-STEPS",
         ("algorithm.policy_loss=reinforce",),
+        ("algorithm.policy_loss=reinforce", "training.gradient_accumulation_steps=64"),
+    ),
+    ("A-KL-SPREAD", (CACHED, *GRPO), (CACHED, *GRPO, "algorithm.norm_by_std=false")),
+    ("A-KL-SPREAD", (CACHED, "algorithm.adv_estimator=grpo_passk", *GRPO[1:]), GRPO),
+    (
+        "A-MAXRL",
+        ("algorithm.adv_estimator=maxrl", GRPO[1], "algorithm.truncated={penalty: 0.5}"),
+        ("algorithm.adv_estimator=maxrl", GRPO[1], "algorithm.truncated=exclude"),
     ),
     ("A-ADAPTIVE-CACHED", (CACHED, "algorithm.kl_ctrl.type=pi"), ("algorithm.kl_ctrl.type=pi",)),
     ("A-TARGET-KL", ("algorithm.kl_ctrl.type=pi", "algorithm.kl_ctrl.target_kl=0.2"), ("algorithm.kl_ctrl.type=pi",)),
@@ -129,6 +136,8 @@ INERT: list[tuple[str, str, Keys]] = [
     ("critic.warmup_phases", "2", GRPO),
     ("actor_rollout_ref.max_tokens_per_micro_batch", "100", ("actor_rollout_ref.use_dynamic_bsz=false",)),
     ("actor_rollout_ref.ref_model_path", "x", (NO_KL,)),
+    ("reward_model.reward_batch_size", "8", ()),
+    ("eval.top_p", "0.5", ("data.eval_files=[x]",)),
     ("eval.before_training", "false", ()),
     ("eval.every_episodes", "10", ()),
     ("eval.max_prompts", "10", ()),
@@ -146,7 +155,8 @@ READ_BY: dict[str, Keys] = {
     "algorithm.rollout_correction": ("algorithm.rollout_correction.weights=band",),
     "algorithm.policy_filtration": ("algorithm.policy_filtration.strategy=power", *GRPO[1:]),
     "algorithm.kl_ctrl.allow_both": ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=true"),
-    "eval": ("data.eval_files=[x]",),
+    "eval": ("data.eval_files=[x]", "eval.temperature=1.0"),
+    "reward_model.reward_batch_size": ("reward_model.model_path=x",),
     "reward_model": ("reward_model.functions=[{name: regex}]",),
 }
 

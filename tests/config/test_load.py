@@ -309,7 +309,7 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "bounds the wrong way round": (
         MODEL + "algorithm: {rollout_correction: {reject: {criterion: seq_mean_k1, lo: 2, hi: 1}}}\n",
-        ("recipe.yaml:2", "lo 2 must be below hi 1"),
+        ("recipe.yaml:2", "lo 2 to hi 1", "needed: lo < 1 < hi"),
     ),
     "an empty band": (
         MODEL + "algorithm: {rollout_correction: {weights: band, cap: 0.5}}\n",

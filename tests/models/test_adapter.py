@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import klimb
@@ -103,4 +104,25 @@ def test_an_adapter_of_another_model_or_without_safetensors_is_refused(tmp_path:
         with_adapter(load_causal_lm(two_logits(tmp_path / "small"), False, CPU), adapter)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     with pytest.raises(ModelError, match="pickles"):
+        with_adapter(load_causal_lm(base, False, CPU), adapter)
+
+
+def test_an_adapter_whose_names_do_not_match_is_refused_and_not_silently_left_out(tmp_path: Path) -> None:
+    base = build_tiny_model(tmp_path / "model")
+    adapter = save_adapter(base, tmp_path / "adapter")
+    place = adapter / "adapter_model.safetensors"
+    save_file({k.replace("base_model.model.", "base_model.model.x."): v for k, v in load_file(place).items()}, place)
+    with pytest.raises(ModelError, match="missing adapter keys"):
+        with_adapter(load_causal_lm(base, False, CPU), adapter)
+
+
+def test_another_kind_of_peft_folder_is_refused(tmp_path: Path) -> None:
+    base = build_tiny_model(tmp_path / "model")
+    adapter = save_adapter(base, tmp_path / "adapter")
+    place = adapter / "adapter_config.json"
+    place.write_text(place.read_text().replace('"LORA"', '"PROMPT_TUNING"'))
+    with pytest.raises(ModelError, match="of type PROMPT_TUNING; klimb merges LORA"):
+        with_adapter(load_causal_lm(base, False, CPU), adapter)
+    place.write_text("[]")
+    with pytest.raises(ModelError, match="cannot be read"):
         with_adapter(load_causal_lm(base, False, CPU), adapter)

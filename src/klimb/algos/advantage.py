@@ -9,6 +9,7 @@ from klimb.algos.groups import Groups
 from klimb.algos.ops import replace, whiten
 
 STD_EPS = 1e-6
+MEAN_EPS = 1e-6
 
 
 def token_rewards(
@@ -177,7 +178,9 @@ def maxrl(
     groups: Int64[Tensor, " b"],
     valid: Bool[Tensor, " b"] | None = None,
 ) -> Float32[Tensor, " b"]:
-    """(R_i - mean_g) / mean_g, 0 where the mean is 0. Arguments and special cases as in `grpo`.
+    """(R_i - mean_g) / mean_g, 0 where the mean is 0, that is below 1e-6 of the largest |R|.
+
+    Arguments and special cases as in `grpo`.
 
     The rarer success is in a group, the more it counts. Meant for rewards of 0 and 1 and, unlike the others, not
     unmoved by a shift of rewards: a negative mean turns the sign round. Source: Tajwar et al. 2026, arXiv
@@ -186,7 +189,10 @@ def maxrl(
     g = Groups(groups, valid)
     above, lowest = g.above_lowest(rewards)
     mean = lowest + g.mean(above)
-    return g.rows(torch.where(mean == 0, 0.0, g.centre(rewards) / torch.where(mean == 0, 1.0, mean)))
+    # A mean that should be 0 is left with the rounding of its terms, which must not be divided by.
+    largest = g.table(rewards).abs().amax(dim=1, keepdim=True)
+    is_zero = mean.abs() <= MEAN_EPS * largest
+    return g.rows(torch.where(is_zero, 0.0, g.centre(rewards) / torch.where(is_zero, 1.0, mean)))
 
 
 def overlong_penalty(

@@ -31,26 +31,26 @@ def weights(
     """
     weigh = pick("algorithm.rollout_correction.weights", kind, KINDS)
     log_rho = replace(old_logprobs.detach(), mask) - replace(sampler_logprobs.detach(), mask)
-    w = replace(weigh(log_rho, cap, 1.0 / cap if low is None else low).expand(mask.shape), mask)
+    w = replace(weigh(log_rho, cap, low).expand(mask.shape), mask)
     mean = masked_mean(w, mask)
     return torch.where(mean > 0, w / mean, w) if normalize else w
 
 
-def _token(log_rho: Tensor, cap: float, low: float) -> Tensor:
+def _token(log_rho: Tensor, cap: float, low: float | None) -> Tensor:
     return clamp_log_ratio(log_rho).exp().clamp(max=cap)
 
 
-def _sequence(log_rho: Tensor, cap: float, low: float) -> Tensor:
+def _sequence(log_rho: Tensor, cap: float, low: float | None) -> Tensor:
     return clamp_log_ratio(log_rho.sum(dim=1, keepdim=True)).exp().clamp(max=cap)
 
 
-def _band(log_rho: Tensor, cap: float, low: float) -> Tensor:
+def _band(log_rho: Tensor, cap: float, low: float | None) -> Tensor:
     rho = clamp_log_ratio(log_rho).exp()
-    return torch.where((rho >= low) & (rho <= cap), rho, 0.0)
+    return torch.where((rho >= (1.0 / cap if low is None else low)) & (rho <= cap), rho, 0.0)
 
 
 # log rho [B, T], cap, low -> weights [B, T] or [B, 1]
-KINDS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+KINDS: dict[str, Callable[[Tensor, float, float | None], Tensor]] = {
     "none": lambda log_rho, cap, low: torch.ones_like(log_rho),
     "token": _token,
     "sequence": _sequence,
@@ -85,6 +85,11 @@ def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
     return replace(x, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
+def _row_min(x: Tensor, mask: Tensor) -> Tensor:
+    """Infinite in a row without a token."""
+    return torch.cat([torch.where(mask, x, torch.inf), x.new_full((len(x), 1), torch.inf)], dim=1).amin(dim=1)
+
+
 def _k3(log_rho: Tensor) -> Tensor:
     x = clamp_log_ratio(log_rho)
     return torch.expm1(x) - x
@@ -94,7 +99,7 @@ def _k3(log_rho: Tensor) -> Tensor:
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "seq_mean_k1": lambda log_rho, mask: clamp_log_ratio(_row_mean(log_rho, mask)).exp(),
     "seq_mean_k3": lambda log_rho, mask: _row_mean(_k3(log_rho), mask),
-    "token_veto": lambda log_rho, mask: clamp_log_ratio(torch.where(mask, log_rho, torch.inf).amin(dim=1)).exp(),
+    "token_veto": lambda log_rho, mask: clamp_log_ratio(_row_min(log_rho, mask)).exp(),
 }
 
 

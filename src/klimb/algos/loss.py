@@ -237,7 +237,11 @@ def _ratio_stats(log_ratio: Tensor, mask: Tensor) -> LossStats:
     return LossStats(
         sums={key: (masked_sum(x, mask), count) for key, x in per_token.items()},
         maxima={
-            "ratio_max": replace(per_token["ratio_mean"], mask).amax(),
-            "ratio_abs_dev_max": replace(per_token["ratio_abs_dev"], mask).amax(),
+            "ratio_max": _largest(per_token["ratio_mean"], mask),
+            "ratio_abs_dev_max": _largest(per_token["ratio_abs_dev"], mask),
         },
     )
+
+
+def _largest(x: Tensor, mask: Tensor) -> Tensor:
+    return replace(x, mask).amax() if x.numel() else x.new_zeros(())

@@ -51,13 +51,13 @@ def _remax(p: Phase) -> Tensor:
     return advantage.remax(p.rewards, p.greedy_totals, p.mask)
 
 
-# Raw advantages [B, T]; those of gae and reinforce_pp are whitened afterwards by the training layer.
+# Raw advantages [B, T]. The training layer whitens those of gae, reinforce_pp and reinforce_pp_baseline.
 ADVANTAGES: dict[str, Callable[[Phase], Tensor]] = {
     "gae": _gae,
     "grpo": lambda p: p.on_tokens(advantage.grpo(p.totals, p.groups, p.norm_by_std, p.alive)),
     "rloo": lambda p: p.on_tokens(advantage.rloo(p.totals, p.groups, p.alive)),
     "reinforce_pp": lambda p: advantage.reinforce_pp(p.rewards, p.mask, p.gamma),
-    "reinforce_pp_baseline": lambda p: advantage.reinforce_pp_baseline(p.totals, p.groups, p.mask, p.alive),
+    "reinforce_pp_baseline": lambda p: p.on_tokens(advantage.grpo(p.totals, p.groups, False, p.alive)),
     "remax": _remax,
     "opo": lambda p: p.on_tokens(advantage.opo(p.totals, p.lengths, p.groups, p.alive)),
     "grpo_passk": lambda p: p.on_tokens(advantage.grpo_passk(p.totals, p.groups, p.alive)),

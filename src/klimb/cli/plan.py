@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -61,9 +62,11 @@ def values_table(loaded: Loaded, posture: Posture) -> Table:
     """Every key: value, and file, override, auto or default."""
     columns = (Column("key", no_wrap=True), Column("value", overflow="fold"), Column("from", overflow="fold"))
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for key, _ in known_keys():
+    keys = [key for key, _ in known_keys()]
+    sections = {key.rpartition(".")[0] for key in keys}
+    for key in keys:
         value = _value(loaded.config, key)
-        if hasattr(value, "model_fields_set"):
+        if key in sections:
             continue
         origin = loaded.origins.get(key, "default")
         if value == "auto":
@@ -78,18 +81,13 @@ def show_arithmetic(console: Console, config: RunConfig, posture: Posture) -> No
     table = Table("", "", "how", title="batch arithmetic", title_justify="left", box=None, pad_edge=False)
     for name, number, how in counts.table(config, numbers):
         table.add_row(Text(name), Text(number, justify="right"), Text(how, style="dim"))
-    if posture.needs_reference and posture.kl_type == "adaptive":
+    if posture.needs_reference and posture.kl_type != "fixed":
         ctrl = config.algorithm.kl_ctrl
-        factor = advice.reach(config, numbers)
-        table.add_row(
-            "KL coefficient",
-            Text(f"{posture.init_kl_coef:g}", justify="right"),
-            Text(
-                f"at most x{factor:.3g} in {numbers.phases} phases, "
-                f"within {ctrl.min_kl_coef:g} to {ctrl.max_kl_coef:g}",
-                style="dim",
-            ),
-        )
+        how = f"within {ctrl.min_kl_coef:g} to {ctrl.max_kl_coef:g}"
+        if posture.kl_type == "adaptive":
+            how = f"at most x{advice.reach(config, numbers):.3g} in {numbers.phases} phases, {how}"
+        coef = Text(f"{posture.init_kl_coef:g}", justify="right")
+        table.add_row("KL coefficient", coef, Text(how, style="dim"))
         per_answer = ctrl.target_kl * config.actor_rollout_ref.max_tokens
         table.add_row(
             "target KL",
@@ -173,6 +171,10 @@ def _shown(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, tuple):
         return "[" + ", ".join(_item(v) for v in value) + "]"
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_shown(v)}" for name, v in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from klimb.config.algorithm import OverlongPenalty
 from klimb.config.counts import Counts
 from klimb.config.inert import inert
 from klimb.config.posture import Posture
 from klimb.config.schema import RunConfig
 
+REINFORCE_STEPS = 4
+DIVIDES_BY_SPREAD = ("grpo_passk", "reinforce_pp_baseline")
 GSPO_WIDE = 0.02
 """Above it a bound on a sequence's mean ratio is as good as none."""
 
@@ -28,7 +31,7 @@ def advise(config: RunConfig, posture: Posture, counts: Counts) -> list[Advice]:
         *_posture(config, posture),
         *_controller(config, posture, counts),
         *_batch(config, counts),
-        *_algorithm(config, posture),
+        *_algorithm(config, posture, counts),
         *(("A-INERT", f"{key} is set but nothing reads it here: {why}") for key, why in inert(config, posture, counts)),
         *_run(config, posture),
     ]
@@ -112,7 +115,7 @@ def _controller(config: RunConfig, p: Posture, counts: Counts) -> list[tuple[str
         out.append(
             (
                 "A-KL-LAG",
-                f"in {counts.phases} phases the coefficient can move by a factor of {factor:.2g} at most; "
+                f"in {counts.phases} phases the coefficient can move by a factor of {factor:.3g} at most; "
                 f"unless it starts near its answer it cannot reach target_kl. A horizon near "
                 f"{10 * counts.phase:,} moves it 2% a phase",
             )
@@ -138,7 +141,7 @@ def _batch(config: RunConfig, counts: Counts) -> list[tuple[str, str]]:
     ]
 
 
-def _algorithm(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
+def _algorithm(config: RunConfig, p: Posture, counts: Counts) -> list[tuple[str, str]]:
     a, out = config.algorithm, list[tuple[str, str]]()
     if a.policy_loss == "gspo" and max(a.clip_ratio_low, a.clip_ratio_high) > GSPO_WIDE:
         out.append(
@@ -148,20 +151,30 @@ def _algorithm(config: RunConfig, p: Posture) -> list[tuple[str, str]]:
                 f"{a.clip_ratio_low:g} and {a.clip_ratio_high:g} never act. The paper uses 3e-4 and 4e-4",
             )
         )
-    if a.adv_estimator == "maxrl" and p.kl_in_reward:
+    if a.adv_estimator == "maxrl" and (p.kl_in_reward or isinstance(a.truncated, OverlongPenalty)):
+        what = "KL in the reward" if p.kl_in_reward else "a price of length"
         out.append(
             (
                 "A-MAXRL",
-                "maxrl divides by a group's mean reward; KL in the reward can make that mean negative, which turns the "
-                "sign of every advantage round. Put the KL into the loss",
+                f"maxrl divides by a group's mean reward; {what} can make that mean negative, which turns the "
+                "sign of every advantage round",
             )
         )
-    if a.policy_loss == "reinforce" and a.ppo_epochs > 1:
+    divides = (a.adv_estimator == "grpo" and a.norm_by_std) or a.adv_estimator in DIVIDES_BY_SPREAD
+    if divides and p.kl_in_reward:
         out.append(
             (
-                "A-REINFORCE-EPOCHS",
-                f"reinforce has no ratio, so from the first optimizer step on its gradient is that of another policy; "
-                f"ppo_epochs is {a.ppo_epochs}, take 1",
+                "A-KL-SPREAD",
+                f"{a.adv_estimator} divides by the spread of rewards, and with KL in the reward equal scores have one: "
+                "the noise of the KL becomes advantages of size 1. Put the KL into the loss, or take rloo",
+            )
+        )
+    if a.policy_loss == "reinforce" and counts.steps_per_phase > REINFORCE_STEPS:
+        out.append(
+            (
+                "A-REINFORCE-STEPS",
+                "reinforce has no ratio, so from the first optimizer step on its gradient is that of another policy; "
+                f"a phase makes {counts.steps_per_phase}, {REINFORCE_STEPS} or fewer are safer",
             )
         )
     return out

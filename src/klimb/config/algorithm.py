@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from klimb.config.base import Auto, NonNegative, Positive, PositiveFloat, Section, Unit
 from klimb.config.facts import ESTIMATORS, POLICY_LOSSES, Estimator, PolicyLoss
 
 
-def _one_of(key: str, table: Mapping[str, object]) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        if name not in table:
-            near = difflib.get_close_matches(name, table, 1)
+def _one_of(key: str, table: Mapping[str, object]) -> Callable[[Any], Any]:
+    def check(name: Any) -> Any:
+        if name is not None and (not isinstance(name, str) or name not in table):
+            near = difflib.get_close_matches(str(name), table, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise ValueError(f"algorithm.{key} is {name!r}; allowed: {', '.join(table)}{hint}")
         return name
@@ -56,9 +56,11 @@ class RejectConfig(Section):
                     f"algorithm.rollout_correction.reject.{name} is set, but {self.criterion} has only {bounds[0]}; "
                     "leave it out"
                 )
-        if self.lo is not None and self.hi is not None and self.lo >= self.hi:
+        low, high = self.lo or 0.0, float("inf") if self.hi is None else self.hi
+        if self.criterion != "seq_mean_k3" and not low < 1.0 < high:
             raise ValueError(
-                f"algorithm.rollout_correction.reject: lo {self.lo:g} must be below hi {self.hi:g}, or all is rejected"
+                f"algorithm.rollout_correction.reject: {self.criterion} is 1 where engine and trainer agree, which lo "
+                f"{low:g} to hi {high:g} would reject; needed: lo < 1 < hi"
             )
         return self
 
@@ -124,14 +126,14 @@ class AlgorithmConfig(Section):
     use_pf_ppo: bool = True
     """true: explicit posture, old log-probs by a forward of the training stack. false: cached, the sampler's.
     (Upstream verl uses the same name for policy filtration, another thing.)"""
-    adv_estimator: Annotated[str, AfterValidator(_one_of("adv_estimator", ESTIMATORS))] = "gae"
+    adv_estimator: Annotated[str, BeforeValidator(_one_of("adv_estimator", ESTIMATORS))] = "gae"
     """gae (needs a critic); grpo, rloo, reinforce_pp_baseline, opo, grpo_passk, maxrl (compare the answers to one
     prompt); reinforce_pp; remax (one more greedy answer per prompt). docs/algorithms.md has the formulas."""
     norm_by_std: bool = True
     """grpo: divide by the group's standard deviation; false is Dr. GRPO."""
     filter_groups: bool = False
     """Leave prompts whose answers all got the same reward out of the update (dynamic sampling, DAPO)."""
-    policy_loss: Annotated[str, AfterValidator(_one_of("policy_loss", POLICY_LOSSES))] = "clip"
+    policy_loss: Annotated[str, BeforeValidator(_one_of("policy_loss", POLICY_LOSSES))] = "clip"
     """clip (PPO with asymmetric bounds and dual clip), gspo, cispo, gmpo, sapo or reinforce; docs/algorithms.md."""
     loss_args: dict[str, Any] = Field(default_factory=dict)
     """Settings that only one policy loss has: sapo {tau_positive: 1.0, tau_negative: 1.05}."""
@@ -147,7 +149,7 @@ class AlgorithmConfig(Section):
     """The ratio is clipped below at 1 - this."""
     clip_ratio_high: PositiveFloat = 0.2
     """The ratio is clipped above at 1 + this."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 3.0
     """Bound of the loss for negative advantages, times the advantage; null: off."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""

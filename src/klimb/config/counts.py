@@ -39,7 +39,7 @@ def skips_old_pass(config: RunConfig, posture: Posture, counts: Counts) -> bool:
     reads_old = (
         posture.kl_in_reward or a.rollout_correction.weights != "none" or a.rollout_correction.reject is not None
     )
-    trains_on_less = a.truncated == "exclude" or a.policy_filtration.strategy != "none"
+    trains_on_less = a.filter_groups or a.truncated == "exclude" or a.policy_filtration.strategy != "none"
     return posture.explicit and one_step and not reads_old and not trains_on_less
 
 
@@ -62,6 +62,11 @@ def count(config: RunConfig, posture: Posture, num_prompts: int | None = None) -
     phase = min(r.rollout_batch_size, episodes)
     ends = [min(n, episodes) for n in range(phase, episodes + phase, phase)]
     sizes = [b - a for a, b in zip([0, *ends], ends, strict=False)]
+    if config.needs_critic and config.critic.warmup_phases >= len(sizes):
+        raise ConfigError(
+            f"critic.warmup_phases is {config.critic.warmup_phases}, but the run has {len(sizes)} rollout phases, so "
+            "the policy would never be trained; needed: fewer than the phases of the run"
+        )
     train_batch = t.micro_batch_size * t.gradient_accumulation_steps * t.num_processes
     steps = [config.algorithm.ppo_epochs * -(-size // train_batch) for size in sizes]
     crossings = list(zip([0, *ends], ends, strict=False))

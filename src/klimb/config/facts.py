@@ -49,10 +49,12 @@ class SapoArgs(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """reads: keys of `algorithm` it takes as they are; args: the type of its `loss_args`."""
+    """reads: keys of `algorithm` it takes as they are; args: the type of its `loss_args`; args_need_ratio: these act on
+    nothing while every ratio is 1."""
 
     reads: tuple[str, ...] = ()
     args: type[Section] = NoArgs
+    args_need_ratio: bool = False
 
 
 _BOUNDS = ("clip_ratio_low", "clip_ratio_high")
@@ -62,7 +64,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "gspo": PolicyLoss(reads=(*_BOUNDS, "dual_clip")),
     "cispo": PolicyLoss(reads=_BOUNDS),
     "gmpo": PolicyLoss(reads=_BOUNDS),
-    "sapo": PolicyLoss(args=SapoArgs),
+    "sapo": PolicyLoss(args=SapoArgs, args_need_ratio=True),
     "reinforce": PolicyLoss(),
 }
 

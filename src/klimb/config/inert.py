@@ -67,7 +67,7 @@ def _loss(config: RunConfig, p: Posture, counts: Counts) -> Why:
         if config.needs_critic:
             yield "critic.value_clip", why.format("values are the old ones")
         if p.explicit:
-            for key in (*CLIPPING_KEYS, "loss_args"):
+            for key in (*CLIPPING_KEYS, *(("loss_args",) if a.loss.args_need_ratio else ())):
                 yield f"algorithm.{key}", why.format("every ratio is 1")
 
 
@@ -90,7 +90,10 @@ def _rows(config: RunConfig, p: Posture) -> Why:
     """Rollout correction and policy filtration."""
     c, section = config.algorithm.rollout_correction, "algorithm.rollout_correction"
     if not p.explicit:
+        at_rest = {"weights": c.weights == "none", "reject": c.reject is None}
         for key in ("weights", "reject", "cap", "low", "normalize"):
+            if at_rest.get(key, False):
+                continue  # said to be off, which it is
             yield (
                 f"{section}.{key}",
                 "cached posture: the old log-probs are the sampler's, so the ratio corrects itself",
@@ -109,9 +112,14 @@ def _elsewhere(config: RunConfig) -> Why:
     r, functions = config.actor_rollout_ref, config.reward_model.functions
     if not r.use_dynamic_bsz and config.reward_model.model_path is None:
         yield "actor_rollout_ref.max_tokens_per_micro_batch", "use_dynamic_bsz is false and there is no reward model"
+    if config.reward_model.model_path is None:
+        yield "reward_model.reward_batch_size", "there is no reward model"
     if not config.data.eval_files:
         for key in EVAL_KEYS:
             yield f"eval.{key}", "data.eval_files is empty"
+    if config.eval.temperature == 0:
+        for key in ("top_p", "top_k"):
+            yield f"eval.{key}", "eval.temperature is 0: greedy"
     if not functions:
         for key in ("timeout_seconds", "workers"):
             yield f"reward_model.{key}", "there is no reward function"

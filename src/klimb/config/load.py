@@ -280,6 +280,13 @@ def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
     return "\n".join(_one(key, details, where, path) for key, details in by_key.items() if key not in whole)
 
 
+def _keys_of(key: Path_) -> str:
+    """The keys of the section that may stand at `key`, for people."""
+    info = dict(known_keys()).get(".".join(key))
+    section = None if info is None else _section(info) or _item(info)
+    return "" if section is None else f" ({', '.join(section.model_fields)})"
+
+
 def _one(key: Path_, details: list[ErrorDetails], where: dict[Path_, str], path: str) -> str:
     first, dotted = details[0], ".".join(key)
     if first["type"] == "value_error":
@@ -294,7 +301,8 @@ def _one(key: Path_, details: list[ErrorDetails], where: dict[Path_, str], path:
             f"give a value or leave the line out. {_allowed(details)}"
         )
     near = _near_choice(found, details)
-    return f"{_at(key, where)}: {dotted} is {found!r}; {_allowed(details)}{near}"
+    allowed = _allowed(details).replace(WORDS["model_type"], WORDS["model_type"] + _keys_of(key))
+    return f"{_at(key, where)}: {dotted} is {found!r}; {allowed}{near}"
 
 
 WORDS = {

@@ -126,7 +126,7 @@ def _check_kl(config: RunConfig, posture: Posture) -> None:
             "algorithm.use_kl_in_reward and algorithm.use_kl_loss are both true: the KL would count twice. "
             "Switch one off, or say algorithm.kl_ctrl.allow_both=true"
         )
-    if posture.kl_type == "fixed":
+    if posture.kl_type == "fixed" or not posture.needs_reference:
         return
     if not kl.min_kl_coef <= posture.init_kl_coef <= kl.max_kl_coef:
         raise ConfigError(

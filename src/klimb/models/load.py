@@ -8,6 +8,7 @@ the ratio of the first minibatch differ from 1.
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -88,16 +89,28 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             f"{folder}: no adapter_model.safetensors in this folder; save the adapter by peft's save_pretrained "
             "(older .bin files are pickles, which klimb does not open)"
         )
+    if (kind := _peft_type(folder)) != "LORA":
+        raise ModelError(f"{folder}: this is a peft folder of type {kind}; klimb merges LORA adapters only")
     device = model.device
     try:
-        with warnings.catch_warnings():  # peft asks transformers by a name that transformers has given up
-            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             merged: Any = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except _LOAD_ERRORS as error:
         raise ModelError(f"{folder}: this adapter does not fit the model: {_first_line(error)}") from None
+    # peft only warns and leaves what it did not find at zero: the run would start without its adapter.
+    if missing := [w for w in caught if "missing adapter keys" in str(w.message)]:
+        raise ModelError(f"{folder}: this adapter does not fit the model: {str(missing[0].message)[:300]}")
     whole = cast(PreTrainedModel, merged)
     cast(nn.Module, whole).to(device).requires_grad_(True).eval()
     return whole
+
+
+def _peft_type(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("peft_type"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder}: its adapter_config.json cannot be read: {_first_line(error)}") from None
 
 
 def _load(auto_class: Any, folder: Path, trust_remote_code: bool, role: str) -> tuple[PreTrainedModel, dict[str, Any]]:
