@@ -207,13 +207,14 @@ def test_a_longer_run_goes_on_and_an_explicit_path_goes_back(parts: tuple[Path, 
 
 
 def test_critic_warmup_leaves_the_policy_alone(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    config = config_of(parts, tmp_path, **{"critic.warmup_phases": 1, "training.total_episodes": 8})
+    config = config_of(parts, tmp_path, **{"critic.warmup_phases": 1, "training.total_episodes": 16})
     folder = klimb.train(config).folder
     start = load_file(parts[0] / "model.safetensors")
     after = load_file(folder / "checkpoints" / checkpoint.checkpoint_name(1) / "actor" / "model.safetensors")
     assert same(start, after)
     assert "value/loss" in rows(folder)[1]
     assert "policy/loss" not in rows(folder)[1]
+    assert "policy/loss" in rows(folder)[2]
 
 
 def test_every_reward_failing_stops_the_run_with_a_reason(parts: tuple[Path, Path], tmp_path: Path) -> None:
