@@ -22,6 +22,7 @@ from klimb.data.files import read_rows
 from klimb.data.prompts import PromptStream, build_prompts, check_context
 from klimb.data.rows import DataSettings
 from klimb.errors import ConfigError
+from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.follow import Follow, Target
 from klimb.learn import Roles
 from klimb.models.load import (
@@ -266,6 +267,11 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         components=components,
         reward_settings=reward_settings(config, posture),
         moments=Moments(),
+        floor=Floor(
+            rate=measured_rate(device, dtype),
+            actor=cost_of(actor_model),
+            critic=None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0),
+        ),
         log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
         screen=screen,
     )
