@@ -8,6 +8,7 @@ tokens x vocabulary: without gradients a chunk's logits are dropped, with gradie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -55,6 +56,73 @@ def token_scores(
         before = hidden[:, :-1][mask[:, 1:]]
         logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[:, 1:][mask[:, 1:]], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
+
+
+LossOf = Callable[[Tensor, Tensor, slice], Tensor]
+"""Log-probs [n] and entropies [n] of masked-in tokens, and which of all masked-in tokens these are -> their loss."""
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Whether the head is a plain matrix, whose gradient `backward_scores` knows how to write."""
+    head = head_of(model)
+    return type(head) is nn.Linear and cast(Tensor | None, head.bias) is None and type(head.weight) is nn.Parameter
+
+
+def backward_scores(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "b t"],
+    attention: Bool[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    temperature: float,
+    loss_of: LossOf,
+    dtype: torch.dtype = torch.float32,
+) -> TokenScores:
+    """`token_scores` and the backward of a loss of single tokens in one go: no logits are computed twice.
+
+    While a chunk's logits are there, the gradient of its tokens' loss by their log-probs and entropies gives that by
+    the logits, and so by hidden states and head at once: d logp_y = onehot_y - p, d H = -p (log p + H). Gradients are
+    added to the weights' .grad. For losses whose value at one token needs no other token's log-prob; the others go
+    through `token_scores`. Returned scores carry no gradient.
+    """
+    head = head_of(model)
+    weight = cast(nn.Parameter, head.weight)
+    with autocast(tokens.device, dtype):
+        hidden = _hidden(body_of(model), tokens, attention)
+        before = hidden[:, :-1][mask[:, 1:]]
+    targets, leaf = tokens[:, 1:][mask[:, 1:]], before.detach()
+    by_hidden, by_weight = torch.zeros_like(leaf), torch.zeros_like(weight)
+    logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
+    rows = max(1, CHUNK_LOGITS // weight.shape[0])
+    for start in range(0, len(leaf), rows):
+        at = slice(start, start + rows)
+        with torch.no_grad(), autocast(tokens.device, dtype):
+            logits = head(leaf[at]).float().div_(temperature)
+            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(logits, targets[at], at, loss_of)
+            by_logits = by_logits.div_(temperature).to(leaf.dtype)
+            by_hidden[at] = by_logits @ weight
+            by_weight += by_logits.T @ leaf[at]
+    weight.grad = by_weight if weight.grad is None else weight.grad.add_(by_weight)
+    before.backward(by_hidden)
+    return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
+
+
+def _gradient_by_logits(logits: Tensor, targets: Tensor, at: slice, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the chunk's loss by its logits [n, V], written over them; log-probs [n]; entropies [n]."""
+    log_p = logits.sub_(logits.logsumexp(dim=-1, keepdim=True))
+    y = targets.unsqueeze(-1)
+    logprobs, p = log_p.gather(-1, y).squeeze(-1), log_p.exp()
+    entropy = -(p * log_p).sum(dim=-1)
+    with torch.enable_grad():
+        leaves = (logprobs.detach().requires_grad_(), entropy.detach().requires_grad_())
+        loss = loss_of(*leaves, at)
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    by_logprob, by_entropy = cast(tuple[Tensor | None, Tensor | None], found)
+    out = torch.zeros_like(p) if by_logprob is None else p * -by_logprob.unsqueeze(-1)
+    if by_logprob is not None:
+        out.scatter_add_(-1, y, by_logprob.unsqueeze(-1))
+    if by_entropy is not None:
+        out -= by_entropy.unsqueeze(-1) * p * (log_p + entropy.unsqueeze(-1))
+    return out, logprobs, entropy
 
 
 def token_values(
