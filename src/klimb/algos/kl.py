@@ -152,16 +152,15 @@ class AdaptiveKLController:
 @dataclass(frozen=True, kw_only=True)
 class PIGains:
     """proportional, integral: per rollout phase. smoothing: share of the new observation in the smoothed KL.
-
     low, high: observations are clipped to these multiples of the target, so that one outlier is soon forgotten.
     The defaults were chosen in benchmarks/controller.
     """
 
-    proportional: float = 1.7
-    integral: float = 0.12
-    smoothing: float = 0.55
-    low: float = 0.043
-    high: float = 3.8
+    proportional: float = 2.0
+    integral: float = 0.16
+    smoothing: float = 0.6
+    low: float = 0.036
+    high: float = 5.3
 
 
 class PIKLController:
@@ -195,11 +194,10 @@ class PIKLController:
         g, before = self.gains, self._smoothed
         kl = min(max(kl, g.low * self.target_kl), g.high * self.target_kl)
         now = kl if before is None else before + g.smoothing * (kl - before)
-        rise = 0.0 if before is None else math.log(now / before)
+        change = 0.0 if before is None else g.proportional * math.log(now / before)
+        change += g.integral * math.log(now / self.target_kl)
         self._smoothed = now
-        self.coef = self._clip(
-            self.coef * math.exp(g.proportional * rise + g.integral * math.log(now / self.target_kl))
-        )
+        self.coef = self._clip(self.coef * math.exp(change))
 
     def state_dict(self) -> dict[str, float]:
         """coef, and once something was observed the smoothed KL."""
