@@ -4,8 +4,9 @@ python benchmarks/controller/choose.py [SEARCHES]
 
 Cost of one simulated run: overshoot of the 5-phase mean KL + share of phases until it stays within 50% of the target
 + mean depth of log KL under 0.75 of the target + four times the share of the reward not learned in the last 50 phases.
-Runs differ in learning rate, pace (the plant's own, and one of 0.3 as with fewer optimizer steps in a phase), initial coefficient, noise, and in how strong drive, pull and lag are. Prints the parts
-and costs of the best gains, of adaptive and of the least coefficient, on plants the search did not see.
+Runs differ in learning rate, pace (the plant's own, and 0.3 of it as with fewer optimizer steps in a phase), initial
+coefficient, noise, and in how strong drive, pull and lag are. Prints the parts and costs of the best gains, of those
+in klimb, of adaptive and of the least coefficient, on plants the search did not see.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def main() -> None:
     rounded = PIGains(**{name: float(f"{getattr(found, name):.2g}") for name in RANGES})
     print(f"chosen: {rounded}\n\non other plants and noise: overshoot, share until settled, below, not learned, cost")
     others = cases(plant, 1, 8)
-    for name, gains in (("chosen", rounded), ("first guess", PIGains()), ("adaptive", "adaptive"), ("least", "least")):
+    for name, gains in (("chosen", rounded), ("in klimb", PIGains()), ("adaptive", "adaptive"), ("least", "least")):
         part = score(others, gains)
         print(f"{name:>12}: " + " ".join(f"{v:.3f}" for v in part) + f" {cost(part):.3f}")
 

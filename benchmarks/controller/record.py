@@ -22,18 +22,14 @@ KEYS = {"kl": "kl/k3", "coef": "kl/coef", "reward": "reward/mean"}
 
 
 def settings() -> dict[str, dict[str, Any]]:
+    fixed: dict[str, str] = {"type": "fixed"}
     out: dict[str, dict[str, Any]] = {}
     for i, lr in enumerate(RATES):
         base = {"task": "arithmetic", "lr": lr}
-        out[f"stairs-{lr:g}"] = {
-            **base, "seed": 190 + i, "control": {"type": "fixed"}, "stairs": STAIRS[lr]
-        }  # fmt: skip
-    for i, lr in enumerate(RATES):
+        out[f"stairs-{lr:g}"] = {**base, "seed": 190 + i, "control": fixed, "stairs": STAIRS[lr]}
         for j, coef in enumerate(COEFS):
-            control = {"type": "fixed", "init_kl_coef": coef}
-            out[f"fixed-{lr:g}-{coef:g}"] = {
-                "task": "arithmetic", "lr": lr, "seed": 100 + 10 * i + j, "control": control
-            }  # fmt: skip
+            control = {**fixed, "init_kl_coef": coef}
+            out[f"fixed-{lr:g}-{coef:g}"] = {**base, "seed": 100 + 10 * i + j, "control": control}
     return out
 
 
