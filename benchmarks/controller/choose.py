@@ -128,6 +128,8 @@ def main() -> None:
     for name, gains in (("chosen", rounded), ("in klimb", PIGains()), ("adaptive", "adaptive"), ("least", "least")):
         part = score(others, gains)
         print(f"{name:>12}: " + " ".join(f"{v:.3f}" for v in part) + f" {cost(part):.3f}")
+    still = [parts(TARGET * np.exp(case.slow + case.white), np.ones(PHASES)) for case in others]
+    print(f"noise alone, KL always on its target: overshoot {np.mean(still, axis=0)[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class PIKLController:
     A proportional-integral rule in velocity form. KL and coefficient are scales, so both are taken in logs: the
     same gains serve whatever target and coefficient. The proportional part answers a rising KL before it reaches its
     target. What the clamps min and max cut off is forgotten, so no integral is left to unwind. target_kl in nats
-    per token, above 0. Source: after Stooke et al. 2020, arXiv 2007.03964, section 5.
+    per token, above 0. Source: after Stooke et al. 2020, arXiv 2007.03964.
     """
 
     def __init__(
