@@ -106,7 +106,8 @@ def verdict(adaptive: dict[Key, Result], pi: dict[Key, Result], keys: list[Key])
     near = {k for k in keys if pi[k].final_reward >= adaptive[k].final_reward - 0.02}
     lines = [
         f"pi against adaptive, {len(keys)} settings: at most half the overshoot {len(half)}; "
-        f"no less reward {len(reward)} (within 0.02: {len(near)}); both {len(half & reward)} (within 0.02: {len(half & near)})",
+        f"no less reward {len(reward)} (within 0.02: {len(near)}); "
+        f"both {len(half & reward)} (within 0.02: {len(half & near)})",
     ]
     groups = {"all": keys} | {f"lr {lr:g}": [k for k in keys if k[1] == lr] for lr in check.RATES}
     groups |= {task: [k for k in keys if k[0] == task] for task in check.TASKS}
