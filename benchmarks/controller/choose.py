@@ -3,7 +3,7 @@
 python benchmarks/controller/choose.py [SEARCHES]
 
 Cost of one simulated run: overshoot of the 5-phase mean KL + share of phases until it stays within 50% of the target
-+ mean depth of log KL under 0.75 of the target + four times the share of the reward not learned in the last 50 phases.
++ mean depth of log KL under 0.75 of the target + 6.5 times the share of the reward not learned in the last 50 phases.
 Runs differ in learning rate, pace (the plant's own, and 0.3 of it as with fewer optimizer steps in a phase), initial
 coefficient, noise, and in how strong drive, pull and lag are. Prints the parts and costs of the best gains, of those
 in klimb, of adaptive and of the least coefficient, on plants the search did not see.
@@ -25,13 +25,14 @@ TARGET, LOW, HIGH, PHASES, EPISODES = 0.02, 0.001, 5.0, 150, 32
 RATES = (4e-5, 8e-5, 1.5e-4, 2.5e-4)
 STARTS = (0.01, 0.05, 0.3, 1.0)
 PACES = (1.0, 0.3)
-WEIGHTS = (1.0, 1.0, 1.0, 4.0)
+WEIGHTS = (1.0, 1.0, 1.0, 6.5)  # with 4 the overshoot is 0.9 and the reward lower, with 8 nearly that of adaptive
 RANGES = {
     "proportional": (0.1, 4.0),
     "integral": (0.005, 0.5),
+    "slack": (0.01, 0.4),
     "smoothing": (0.1, 0.6),  # above, the coefficient shakes with the noise of single phases
     "low": (0.02, 0.7),
-    "high": (1.5, 8.0),
+    "high": (2.0, 8.0),  # below, a KL far above its target moves the coefficient no faster than the classical rule
 }
 
 
@@ -50,8 +51,8 @@ def cases(plant: Plant, seed: int, repeats: int) -> list[Case]:
     rng, out = np.random.default_rng(seed), list[Case]()
     for lr, start, pace, _ in itertools.product(RATES, STARTS, PACES, range(repeats)):
         theta = np.array(plant.theta)
-        theta[[0, 2, 6]] += math.log(pace) * np.array((1, 1, -1))
-        theta[[0, 2, 4, 6]] += rng.normal(0, (0.15, 0.15, 0.5, 0.4))
+        theta[[0, 2, 6, 8, 10]] += math.log(pace) * np.array((1, 1, -1, 1, 1))
+        theta[[0, 2, 4, 6, 8]] += rng.normal(0, (0.15, 0.15, 0.5, 0.4, 0.3))
         slow, shocks = np.zeros(PHASES), rng.normal(0, plant.slow * math.sqrt(1 - plant.memory**2), PHASES)
         for t in range(1, PHASES):
             slow[t] = plant.memory * slow[t - 1] + shocks[t]
@@ -66,8 +67,7 @@ def play(case: Case, controller: KLController) -> tuple[np.ndarray, np.ndarray, 
     seen, coefs, rewards = np.zeros(PHASES), np.zeros(PHASES), np.zeros(PHASES)
     for t in range(PHASES):
         seen[t], coefs[t], rewards[t] = kl * math.exp(case.slow[t] + case.white[t]), controller.coef, learned
-        kl, felt = case.plant.step(kl, felt, coefs[t], case.lr)
-        learned = case.plant.learn(learned, felt, case.lr)
+        kl, felt, learned = case.plant.step(kl, felt, learned, coefs[t], case.lr)
         controller.update(float(seen[t]), EPISODES)
     return seen, coefs, rewards
 

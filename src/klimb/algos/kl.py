@@ -151,20 +151,22 @@ class AdaptiveKLController:
 
 @dataclass(frozen=True, kw_only=True)
 class PIGains:
-    """proportional, integral: per rollout phase. smoothing: share of the new observation in the smoothed KL.
-    low, high: observations are clipped to these multiples of the target, so that one outlier is soon forgotten.
-    The defaults were chosen in benchmarks/controller.
+    """proportional, integral: per rollout phase. slack: error that the integral part bears without a move, so that it
+    gives back a coefficient that KL does not need. smoothing: share of the new observation in the smoothed KL.
+    low, high: observations are clipped to these multiples of the target, so that one outlier is soon forgotten. The
+    defaults were chosen in benchmarks/controller.
     """
 
-    proportional: float = 2.0
-    integral: float = 0.16
+    proportional: float = 2.5
+    integral: float = 0.12
+    slack: float = 0.2
     smoothing: float = 0.6
-    low: float = 0.036
-    high: float = 5.3
+    low: float = 0.23
+    high: float = 2.5
 
 
 class PIKLController:
-    """log coef <- clip(log coef + P (e - e before) + I e), e = log(smoothed KL / target).
+    """log coef <- clip(log coef + P (e - e before) + I (e - slack)), e = log(smoothed KL / target).
 
     A proportional-integral rule in velocity form. KL and coefficient are scales, so both are taken in logs: the
     same gains serve whatever target and coefficient. The proportional part answers a rising KL before it reaches its
@@ -195,7 +197,7 @@ class PIKLController:
         kl = min(max(kl, g.low * self.target_kl), g.high * self.target_kl)
         now = kl if before is None else before + g.smoothing * (kl - before)
         change = 0.0 if before is None else g.proportional * math.log(now / before)
-        change += g.integral * math.log(now / self.target_kl)
+        change += g.integral * (math.log(now / self.target_kl) - g.slack)
         self._smoothed = now
         self.coef = self._clip(self.coef * math.exp(change))
 
