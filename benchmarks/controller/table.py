@@ -153,7 +153,8 @@ def draw(results: dict[str, dict[Key, Result]], picture: Path) -> None:
                     continue
                 result = by_key[task, lr, seed]
                 style: dict[str, Any] = {"color": COLOURS[controller], "linewidth": 1.2, "alpha": 0.85}
-                label = controller if seed == check.SEEDS[0] else None
+                first = min(s for s in check.SEEDS if (task, lr, s) in by_key)
+                label = controller if seed == first else None
                 top.plot(np.arange(5, len(result.kl) + 5), result.kl, label=label, **style)
                 bottom.plot(np.arange(1, len(result.coef) + 1), result.coef, **style)
         top.set_title(f"{task}, lr {lr:g}", fontsize=10)
