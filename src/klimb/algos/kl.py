@@ -152,14 +152,16 @@ class AdaptiveKLController:
 @dataclass(frozen=True, kw_only=True)
 class PIGains:
     """proportional, integral: per rollout phase. slack: error that the integral part bears without a move, so that it
-    gives back a coefficient that KL does not need. smoothing: share of the new observation in the smoothed KL.
-    low, high: observations are clipped to these multiples of the target, so that one outlier is soon forgotten. The
-    defaults were chosen in benchmarks/controller.
+    gives back a coefficient that KL does not need. fall: the most it gives back in a phase (of log coef) before KL has
+    first reached its target: what is given away while KL is still on its way is missed when it arrives. smoothing:
+    share of the new observation in the smoothed KL. low, high: observations are clipped to these multiples of the
+    target, so that one outlier is soon forgotten. The defaults were chosen in benchmarks/controller.
     """
 
     proportional: float = 2.5
     integral: float = 0.12
     slack: float = 0.2
+    fall: float = 0.02
     smoothing: float = 0.6
     low: float = 0.23
     high: float = 2.5
@@ -188,6 +190,7 @@ class PIKLController:
         self.max_kl_coef = max_kl_coef
         self.gains = gains or PIGains()
         self._smoothed: float | None = None
+        self._reached = False
 
     def update(self, kl: float, num_episodes: int) -> None:
         """One step of the rule above. Without an episode, or with a kl that is not finite, nothing changes."""
@@ -197,13 +200,17 @@ class PIKLController:
         kl = min(max(kl, g.low * self.target_kl), g.high * self.target_kl)
         now = kl if before is None else before + g.smoothing * (kl - before)
         change = 0.0 if before is None else g.proportional * math.log(now / before)
-        change += g.integral * (math.log(now / self.target_kl) - g.slack)
+        self._reached = self._reached or now >= self.target_kl
+        integral = g.integral * (math.log(now / self.target_kl) - g.slack)
+        change += integral if self._reached else max(integral, -g.fall)
         self._smoothed = now
         self.coef = self._clip(self.coef * math.exp(change))
 
     def state_dict(self) -> dict[str, float]:
-        """coef, and once something was observed the smoothed KL."""
-        return {"coef": self.coef} | ({} if self._smoothed is None else {"smoothed_kl": self._smoothed})
+        """coef, and once something was observed the smoothed KL and whether it has reached the target (0 or 1)."""
+        if self._smoothed is None:
+            return {"coef": self.coef}
+        return {"coef": self.coef, "smoothed_kl": self._smoothed, "reached": float(self._reached)}
 
     def load_state_dict(self, d: Mapping[str, float]) -> None:
         """The coefficient of d, within this controller's clamps, and the smoothed KL, finite and above 0."""
@@ -211,6 +218,7 @@ class PIKLController:
         if smoothed is not None and not 0 < smoothed < math.inf:
             raise _damaged("'smoothed_kl': a finite number above 0", d)
         self.coef, self._smoothed = self._clip(coef), smoothed
+        self._reached = d.get("reached", 0.0) == 1.0
 
     def _clip(self, coef: float) -> float:
         return min(max(coef, self.min_kl_coef), self.max_kl_coef)
