@@ -7,6 +7,7 @@ and old policy.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,10 +19,6 @@ from klimb.errors import CheckpointError
 
 K3_MAX = 10.0
 MAX_RELATIVE_ERROR = 0.2
-PI_GAIN = 0.5
-PI_INTEGRAL_GAIN = 0.05
-PI_SMOOTHING = 0.5
-PI_ERROR_LOW, PI_ERROR_HIGH = -1.5, 1.5
 
 
 def estimate(name: str, logprobs: Float[Tensor, "*s"], ref_logprobs: Float[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
@@ -152,14 +149,31 @@ class AdaptiveKLController:
         return min(max(coef, self.min_kl_coef), self.max_kl_coef)
 
 
-class PIKLController:
-    """log coef moves by gain (e - e before) + integral_gain e, e = clip(log(smoothed KL / target), -low, high).
+@dataclass(frozen=True, kw_only=True)
+class PIGains:
+    """proportional, integral: per rollout phase. slack: error that the integral part bears without a move, so that it
+    gives back a coefficient that KL does not need. fall: the most it gives back in a phase (of log coef) before KL has
+    first reached its target: what is given away while KL is still on its way is missed when it arrives. smoothing:
+    share of the new observation in the smoothed KL. low, high: observations are clipped to these multiples of the
+    target, so that one outlier is soon forgotten. The defaults were chosen in benchmarks/controller.
+    """
 
-    A proportional-integral rule in velocity form. Both KL and coefficient are scales, so both are taken in logs: the
+    proportional: float = 2.5
+    integral: float = 0.12
+    slack: float = 0.2
+    fall: float = 0.02
+    smoothing: float = 0.6
+    low: float = 0.23
+    high: float = 2.5
+
+
+class PIKLController:
+    """log coef <- clip(log coef + P (e - e before) + I (e - slack)), e = log(smoothed KL / target).
+
+    A proportional-integral rule in velocity form. KL and coefficient are scales, so both are taken in logs: the
     same gains serve whatever target and coefficient. The proportional part answers a rising KL before it reaches its
-    target. The step is clipped at the clamps, which leaves no integral to unwind. target_kl in nats per token, above
-    0; smoothing: share of the new observation in the smoothed KL; the gains act per rollout phase, and were
-    chosen in benchmarks/controller. Source: after Stooke et al. 2020, arXiv 2007.03964, section 5.
+    target. What the clamps min and max cut off is forgotten, so no integral is left to unwind. target_kl in nats
+    per token, above 0. Source: after Stooke et al. 2020, arXiv 2007.03964.
     """
 
     def __init__(
@@ -168,45 +182,43 @@ class PIKLController:
         target_kl: float,
         min_kl_coef: float,
         max_kl_coef: float,
-        *,
-        gain: float = PI_GAIN,
-        integral_gain: float = PI_INTEGRAL_GAIN,
-        smoothing: float = PI_SMOOTHING,
+        gains: PIGains | None = None,
     ) -> None:
         self.coef = init_kl_coef
         self.target_kl = target_kl
         self.min_kl_coef = min_kl_coef
         self.max_kl_coef = max_kl_coef
-        self.gain = gain
-        self.integral_gain = integral_gain
-        self.smoothing = smoothing
+        self.gains = gains or PIGains()
         self._smoothed: float | None = None
-        self._error = 0.0
+        self._reached = False
 
     def update(self, kl: float, num_episodes: int) -> None:
         """One step of the rule above. Without an episode, or with a kl that is not finite, nothing changes."""
         if not math.isfinite(kl) or num_episodes == 0:
             return
-        kl = max(kl, 0.0)
-        before = self._smoothed
-        self._smoothed = kl if before is None else before + self.smoothing * (kl - before)
-        error = self._clipped_error(self._smoothed)
-        change = self.integral_gain * error + (0.0 if before is None else self.gain * (error - self._error))
-        self._error = error
+        g, before = self.gains, self._smoothed
+        kl = min(max(kl, g.low * self.target_kl), g.high * self.target_kl)
+        now = kl if before is None else before + g.smoothing * (kl - before)
+        change = 0.0 if before is None else g.proportional * math.log(now / before)
+        self._reached = self._reached or now >= self.target_kl
+        integral = g.integral * (math.log(now / self.target_kl) - g.slack)
+        change += integral if self._reached else max(integral, -g.fall)
+        self._smoothed = now
         self.coef = self._clip(self.coef * math.exp(change))
 
     def state_dict(self) -> dict[str, float]:
-        """coef, and once something was observed the smoothed KL."""
-        return {"coef": self.coef} | ({} if self._smoothed is None else {"smoothed_kl": self._smoothed})
+        """coef, and once something was observed the smoothed KL and whether it has reached the target (0 or 1)."""
+        if self._smoothed is None:
+            return {"coef": self.coef}
+        return {"coef": self.coef, "smoothed_kl": self._smoothed, "reached": float(self._reached)}
 
     def load_state_dict(self, d: Mapping[str, float]) -> None:
-        """The coefficient of d, within this controller's clamps, and the smoothed KL."""
+        """The coefficient of d, within this controller's clamps, and the smoothed KL, finite and above 0."""
         coef, smoothed = _coef_of(d), d.get("smoothed_kl")
+        if smoothed is not None and not 0 < smoothed < math.inf:
+            raise _damaged("'smoothed_kl': a finite number above 0", d)
         self.coef, self._smoothed = self._clip(coef), smoothed
-        self._error = 0.0 if smoothed is None else self._clipped_error(smoothed)
-
-    def _clipped_error(self, kl: float) -> float:
-        return min(max(math.log(max(kl, 1e-12) / self.target_kl), PI_ERROR_LOW), PI_ERROR_HIGH)
+        self._reached = d.get("reached", 0.0) == 1.0
 
     def _clip(self, coef: float) -> float:
         return min(max(coef, self.min_kl_coef), self.max_kl_coef)
@@ -215,8 +227,12 @@ class PIKLController:
 def _coef_of(d: Mapping[str, float]) -> float:
     coef = d.get("coef", math.nan)
     if not math.isfinite(coef):
-        raise CheckpointError(
-            f"KL controller state: expected {{'coef': a finite number}}, found {dict(d)}. "
-            "The checkpoint is damaged: resume from another one."
-        )
+        raise _damaged("'coef': a finite number", d)
     return coef
+
+
+def _damaged(expected: str, d: Mapping[str, float]) -> CheckpointError:
+    return CheckpointError(
+        f"KL controller state: expected {{{expected}}}, found {dict(d)}. "
+        "The checkpoint is damaged: resume from another one."
+    )
