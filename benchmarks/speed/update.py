@@ -2,8 +2,8 @@
 
 python benchmarks/speed/update.py klimb|plain fixed|varied [--repeats 3] [--threads 2] [--model FOLDER]
 
-klimb: `klimb.update.update` as a run calls it. plain: forward with full logits, log-softmax, the same loss, AdamW. fixed:
-128 response tokens; varied: 8 to 128. Also prints the share of the floor: the linear layers' products at the rate of a
+klimb: `klimb.update.update` as a run calls it. plain: forward with full logits, log-softmax, the same loss, AdamW.
+fixed: 128 response tokens; varied: 8 to 128. Also the share of the floor: the linear layers' products at the rate of a
 product measured in this run.
 """
 
