@@ -31,7 +31,7 @@ RANGES = {
     "integral": (0.005, 0.5),
     "slack": (0.01, 0.4),
     "smoothing": (0.1, 0.6),  # above, the coefficient shakes with the noise of single phases
-    "fall": (0.005, 0.1),
+    "low": (0.02, 0.7),
     "high": (2.0, 8.0),  # below, a KL far above its target moves the coefficient no faster than the classical rule
 }
 

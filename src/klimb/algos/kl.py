@@ -19,7 +19,6 @@ from klimb.errors import CheckpointError
 
 K3_MAX = 10.0
 MAX_RELATIVE_ERROR = 0.2
-SMALLEST = 1e-6
 
 
 def estimate(name: str, logprobs: Float[Tensor, "*s"], ref_logprobs: Float[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
@@ -153,28 +152,28 @@ class AdaptiveKLController:
 @dataclass(frozen=True, kw_only=True)
 class PIGains:
     """proportional, integral: per rollout phase. slack: error that the integral part bears without a move, so that it
-    gives back a coefficient that KL does not need. fall: the most it gives back in a phase, of log coef: a run starts
-    at the reference, and what is given away while KL is on its way is missed when it arrives. smoothing: share of
-    the new observation in the smoothed KL. high: observations count as this multiple of the target at most, so that
-    one outlier is soon forgotten. The defaults were chosen in benchmarks/controller.
+    gives back a coefficient that KL does not need. fall: the most it gives back in a phase (of log coef) before KL has
+    first reached its target: what is given away while KL is still on its way is missed when it arrives. smoothing:
+    share of the new observation in the smoothed KL. low, high: observations are clipped to these multiples of the
+    target, so that one outlier is soon forgotten. The defaults were chosen in benchmarks/controller.
     """
 
-    proportional: float = 3.0
+    proportional: float = 1.2
     integral: float = 0.03
     slack: float = 0.1
     fall: float = 0.02
-    smoothing: float = 0.3
-    high: float = 4.0
+    smoothing: float = 0.2
+    low: float = 0.23
+    high: float = 3.0
 
 
 class PIKLController:
-    """log coef <- clip(log coef + P (e+ - e+ before) + max(I (e - slack), -fall)), e = log(smoothed KL / target).
+    """log coef <- clip(log coef + P (e - e before) + I (e - slack)), e = log(smoothed KL / target).
 
     A proportional-integral rule in velocity form. KL and coefficient are scales, so both are taken in logs: the
-    same gains serve whatever target and coefficient. The proportional part acts above the target only, e+ = max(e, 0):
-    there it answers at once, and lets go as KL comes back. Below the target a penalty slows learning and holds
-    nothing. What the clamps cut off is forgotten, so no integral is left to unwind. target_kl in nats per token,
-    above 0. Source: after Stooke et al. 2020, arXiv 2007.03964.
+    same gains serve whatever target and coefficient. The proportional part answers a rising KL before it reaches its
+    target. What the clamps min and max cut off is forgotten, so no integral is left to unwind. target_kl in nats
+    per token, above 0. Source: after Stooke et al. 2020, arXiv 2007.03964.
     """
 
     def __init__(
@@ -191,22 +190,27 @@ class PIKLController:
         self.max_kl_coef = max_kl_coef
         self.gains = gains or PIGains()
         self._smoothed: float | None = None
+        self._reached = False
 
     def update(self, kl: float, num_episodes: int) -> None:
         """One step of the rule above. Without an episode, or with a kl that is not finite, nothing changes."""
         if not math.isfinite(kl) or num_episodes == 0:
             return
         g, before = self.gains, self._smoothed
-        kl = min(max(kl, SMALLEST * self.target_kl), g.high * self.target_kl)
-        self._smoothed = kl if before is None else before + g.smoothing * (kl - before)
-        error = self._error(self._smoothed)
-        change = max(g.integral * (error - g.slack), -g.fall)
-        change += g.proportional * (max(error, 0.0) - max(self._error(before), 0.0))
+        kl = min(max(kl, g.low * self.target_kl), g.high * self.target_kl)
+        now = kl if before is None else before + g.smoothing * (kl - before)
+        change = 0.0 if before is None else g.proportional * math.log(now / before)
+        self._reached = self._reached or now >= self.target_kl
+        integral = g.integral * (math.log(now / self.target_kl) - g.slack)
+        change += integral if self._reached else max(integral, -g.fall)
+        self._smoothed = now
         self.coef = self._clip(self.coef * math.exp(change))
 
     def state_dict(self) -> dict[str, float]:
-        """coef, and once something was observed the smoothed KL."""
-        return {"coef": self.coef} | ({} if self._smoothed is None else {"smoothed_kl": self._smoothed})
+        """coef, and once something was observed the smoothed KL and whether it has reached the target (0 or 1)."""
+        if self._smoothed is None:
+            return {"coef": self.coef}
+        return {"coef": self.coef, "smoothed_kl": self._smoothed, "reached": float(self._reached)}
 
     def load_state_dict(self, d: Mapping[str, float]) -> None:
         """The coefficient of d, within this controller's clamps, and the smoothed KL, finite and above 0."""
@@ -214,10 +218,7 @@ class PIKLController:
         if smoothed is not None and not 0 < smoothed < math.inf:
             raise _damaged("'smoothed_kl': a finite number above 0", d)
         self.coef, self._smoothed = self._clip(coef), smoothed
-
-    def _error(self, kl: float | None) -> float:
-        """Log of KL over target; before anything was seen KL is that of the reference, below it."""
-        return -math.inf if kl is None else math.log(kl / self.target_kl)
+        self._reached = d.get("reached", 0.0) == 1.0
 
     def _clip(self, coef: float) -> float:
         return min(max(coef, self.min_kl_coef), self.max_kl_coef)
