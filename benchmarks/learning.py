@@ -79,7 +79,7 @@ def run_all(jobs: int) -> None:
             overrides = (*ALWAYS, *SETTINGS[name], f"training.seed={seed}", f"run.name={name}-{seed}")
             with (RUNS / f"{name}-{seed}.log").open("w") as log:
                 running[f"{name}-{seed}"] = subprocess.Popen(
-                    [sys.executable, "-m", "klimb.cli", "train", *overrides],
+                    [sys.executable, "-c", "import klimb.cli; klimb.cli.main()", "train", *overrides],
                     env=os.environ | {"OMP_NUM_THREADS": "1"},
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from klimb.algos.kl import AdaptiveKLController, FixedKLController, KLController, PIKLController
 from klimb.batch import Split
 from klimb.config.algorithm import CorrectionConfig, OverlongPenalty
-from klimb.config.counts import Counts, count
+from klimb.config.counts import Counts, count, may_skip_old
 from klimb.config.paths import model_folder
 from klimb.config.posture import Posture, filled, resolve
 from klimb.config.schema import RunConfig
@@ -173,6 +173,7 @@ def make_recipe(config: RunConfig, posture: Posture, dtype: torch.dtype) -> Reci
         correction=_correction(a.rollout_correction),
         filtration=a.policy_filtration.strategy,
         filtration_power=a.policy_filtration.power,
+        may_skip_old=may_skip_old(config, posture),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from klimb.algos import advantage, correction, kl
+from klimb.algos.groups import Groups
 from klimb.algos.ops import replace as replace_masked
 from klimb.algos.ops import whiten
 from klimb.algos.table import ADVANTAGES, Phase
@@ -36,13 +37,9 @@ class Roles:
 def is_on_policy(epochs: Sequence[Sequence[Minibatch]], recipe: Recipe) -> bool:
     """Whether the update's own forward can stand for the old policy's: its log-probs are the same to the last bit.
 
-    So when the phase makes exactly one optimizer step, nothing before that step reads the old log-probs (no KL in the
-    reward, no rollout correction), and the step trains on all that would have been scored (nothing left out or drawn).
+    So when the settings allow it (config.counts.may_skip_old) and the phase makes exactly one optimizer step.
     """
-    one_step = len(epochs) == 1 and len(epochs[0]) == 1
-    reads_old = recipe.kl_in_reward or recipe.correction.weights != "none" or recipe.correction.reject is not None
-    trains_on_less = recipe.filter_groups or recipe.exclude or recipe.filtration != "none"
-    return recipe.explicit and one_step and not reads_old and not trains_on_less
+    return recipe.may_skip_old and len(epochs) == 1 and len(epochs[0]) == 1
 
 
 def score_tokens(
@@ -153,14 +150,11 @@ def estimate_advantages(
 
 def group_metrics(batch: Batch) -> Metrics:
     """`reward/frac_zero_std`: share of prompts whose answers all got the same reward, and so teach nothing."""
-    alive = batch.mask.any(dim=1)
-    groups, inverse = batch.group[alive].unique(return_inverse=True)
-    if len(groups) == 0 or len(groups) == int(alive.sum()):
+    groups = Groups(batch.group, batch.mask.any(dim=1))
+    if not bool((groups.count > 1).any()):
         return {}
-    spread = torch.zeros(len(groups))
-    high = spread.scatter_reduce(0, inverse, batch.rewards[alive], "amax", include_self=False)
-    low = spread.scatter_reduce(0, inverse, batch.rewards[alive], "amin", include_self=False)
-    return {"reward/frac_zero_std": float((high == low).float().mean())}
+    alike = ~groups.has_spread(batch.rewards)[groups.count > 0]
+    return {"reward/frac_zero_std": float(alike.float().mean())}
 
 
 def _advantage_metrics(values: Tensor) -> Metrics:

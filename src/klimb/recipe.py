@@ -39,8 +39,8 @@ class Correction:
 class Recipe:
     """See config/algorithm.py for what each means. whiten: raw advantages are whitened over the trained tokens.
 
-    bootstrap: a cut-off episode goes on with the critic's value; exclude: none of its tokens is trained on; filtration:
-    a strategy, or none.
+    bootstrap: a cut-off episode goes on with the critic's value; exclude: none of its tokens is trained on;
+    filtration: a strategy, or none; may_skip_old: see config/counts.py.
     """
 
     explicit: bool
@@ -69,3 +69,4 @@ class Recipe:
     correction: Correction = Correction()
     filtration: str = "none"
     filtration_power: float = 2.0
+    may_skip_old: bool = False

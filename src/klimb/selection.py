@@ -76,9 +76,8 @@ def trained_tokens(batch: ScoredBatch, recipe: Recipe) -> tuple[Tensor, Metrics]
 def _in_groups_with_spread(batch: Batch, alive: Tensor) -> tuple[Tensor, float]:
     """bool [B], and the number of groups that have an answer and no spread."""
     groups = Groups(batch.group, alive)
-    above, _ = groups.above_lowest(batch.rewards)
-    spread = (above > 0).any(dim=1, keepdim=True)
-    return groups.rows(spread.expand_as(above)), float((~spread & (groups.count > 0)).sum())
+    spread = groups.has_spread(batch.rewards)
+    return groups.rows(spread.expand_as(groups.present)), float((~spread & (groups.count > 0)).sum())
 
 
 def correction_weights(batch: ScoredBatch, mask: Tensor, recipe: Recipe) -> tuple[Tensor | None, Metrics]:

@@ -89,5 +89,5 @@ def test_keep_rows(criterion, lo, hi):
         assert got == [slow_keep(row, criterion, lo, hi) for row in log_ratios(old, sampler, draw.mask)]
         found += got
     read = {"seq_mean_k1": (lo, hi), "seq_mean_k3": (hi,), "token_veto": (lo,)}[criterion]
-    assert True in found
+    assert any(found), "some rows are kept"
     assert (False in found) == any(bound is not None for bound in read)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from klimb.algos.advantage import grpo, grpo_passk, maxrl, opo, reinforce_pp_baseline, rloo
+from klimb.algos.groups import Groups
 from klimb.algos.loss import POLICY_LOSSES, policy_loss
 from tests.algos.batches import HIGHEST_ID, LOWEST_ID, often, seeds
 
@@ -177,3 +178,14 @@ def test_optimal_advantages_sum_to_zero_when_every_row_counts_its_length(rows):
     weighted = lengths * ESTIMATORS["opo"](*rows)
     for g in groups.unique():
         assert weighted[groups == g].sum().item() == pytest.approx(0.0, abs=1e-4)
+
+
+@for_each
+@given(grouped())
+def test_a_group_has_spread_when_two_of_its_present_rewards_differ(rows):
+    rewards, groups, _, valid = rows
+    found = Groups(groups, valid)
+    spread = found.rows(found.has_spread(rewards).expand(found.present.shape))
+    for row in range(len(rewards)):
+        mates = {float(r) for r in rewards[(groups == groups[row]) & valid]}
+        assert bool(spread[row]) == (len(mates) > 1)

@@ -68,12 +68,7 @@ def reinforce_pp(
     Not whitened: REINFORCE++ whitens it over the tokens of the batch, which the training layer does. Tokens off
     the mask cost no discount. Source: Hu 2025, arXiv 2501.03262, section 3.
     """
-    rewards = replace(rewards.detach(), mask)
-    to_go, later = torch.zeros_like(rewards), rewards.new_zeros(len(rewards))
-    for t in range(mask.shape[1] - 1, -1, -1):
-        later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
-        to_go[:, t] = torch.where(mask[:, t], later, 0.0)
-    return to_go
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]  # without values: the rewards' own sum
 
 
 def remax(

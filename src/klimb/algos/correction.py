@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from klimb.algos.ops import clamp_log_ratio, masked_mean, pick, replace
+from klimb.algos.ops import clamp_log_ratio, masked_mean, pick, replace, row_mean
 
 
 def weights(
@@ -30,10 +30,14 @@ def weights(
     2008; band: IcePop, Ling team 2025, arXiv 2510.18855. Raises ConfigError for an unknown kind.
     """
     weigh = pick("algorithm.rollout_correction.weights", kind, KINDS)
-    log_rho = replace(old_logprobs.detach(), mask) - replace(sampler_logprobs.detach(), mask)
+    log_rho = _log_rho(old_logprobs, sampler_logprobs, mask)
     w = replace(weigh(log_rho, cap, low).expand(mask.shape), mask)
     mean = masked_mean(w, mask)
     return torch.where(mean > 0, w / mean, w) if normalize else w
+
+
+def _log_rho(old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+    return replace(old_logprobs.detach(), mask) - replace(sampler_logprobs.detach(), mask)
 
 
 def _token(log_rho: Tensor, cap: float, low: float | None) -> Tensor:
@@ -74,15 +78,11 @@ def keep_rows(
     an unknown criterion.
     """
     measure = pick("algorithm.rollout_correction.reject.criterion", criterion, CRITERIA)
-    log_rho = replace(old_logprobs.detach(), mask) - replace(sampler_logprobs.detach(), mask)
+    log_rho = _log_rho(old_logprobs, sampler_logprobs, mask)
     number = measure(log_rho, mask)
     low = -torch.inf if lo is None or criterion not in BOUNDED_BELOW else lo
     high = torch.inf if hi is None or criterion not in BOUNDED_ABOVE else hi
     return ((number >= low) & (number <= high)) | ~mask.any(dim=1)
-
-
-def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
-    return replace(x, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def _row_min(x: Tensor, mask: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ def _k3(log_rho: Tensor) -> Tensor:
 
 # log rho [B, T], mask [B, T] -> one number per row [B]
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "seq_mean_k1": lambda log_rho, mask: clamp_log_ratio(_row_mean(log_rho, mask)).exp(),
-    "seq_mean_k3": lambda log_rho, mask: _row_mean(_k3(log_rho), mask),
+    "seq_mean_k1": lambda log_rho, mask: clamp_log_ratio(row_mean(log_rho, mask)).exp(),
+    "seq_mean_k3": lambda log_rho, mask: row_mean(_k3(log_rho), mask),
     "token_veto": lambda log_rho, mask: clamp_log_ratio(_row_min(log_rho, mask)).exp(),
 }
 
@@ -126,12 +126,11 @@ def mismatch(
     log_rho = old - sampler
     row_sums = torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, -log_rho).sum(dim=1)
     row_means = (row_sums / lengths)[lengths > 0]
-    clamped = clamp_log_ratio(log_rho)
-    rho = clamped.exp()
+    rho = clamp_log_ratio(log_rho).exp()
     diff = (old.exp() - sampler.exp()).abs()
     measures = {
         "kl": -log_rho.mean(),
-        "k3": (torch.expm1(clamped) - clamped).mean(),
+        "k3": _k3(log_rho).mean(),
         "ppl_ratio": clamp_log_ratio(row_means).exp().mean(),
         "ess": (1.0 / (rho / rho.mean()).square().mean()).clamp(max=1.0),
         "probs_diff_mean": diff.mean(),

@@ -45,6 +45,10 @@ class Groups:
         lowest = torch.where(self.count > 0, lowest, 0.0)
         return torch.where(self.present, table - lowest, 0.0), lowest
 
+    def has_spread(self, rewards: Tensor) -> Tensor:
+        """bool [G, 1]: whether two rewards of the group differ; False for a group of one or none."""
+        return (self.above_lowest(rewards)[0] > 0).any(dim=1, keepdim=True)
+
     def total(self, table: Tensor) -> Tensor:
         """Sum of every line, [G, 1], added up in the order of size: the rows' order in the batch rounds nothing."""
         return table.sort(dim=1).values.sum(1, keepdim=True)

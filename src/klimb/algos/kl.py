@@ -158,13 +158,13 @@ class PIGains:
     target, so that one outlier is soon forgotten. The defaults were chosen in benchmarks/controller.
     """
 
-    proportional: float = 2.5
-    integral: float = 0.12
-    slack: float = 0.2
+    proportional: float = 1.2
+    integral: float = 0.03
+    slack: float = 0.1
     fall: float = 0.02
-    smoothing: float = 0.6
+    smoothing: float = 0.2
     low: float = 0.23
-    high: float = 2.5
+    high: float = 3.0
 
 
 class PIKLController:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from klimb.algos.ops import MAX_LOG_RATIO, clamp_log_ratio, masked_sum, pick, replace
+from klimb.algos.ops import MAX_LOG_RATIO, clamp_log_ratio, masked_sum, pick, replace, row_mean
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
@@ -106,7 +106,7 @@ def gspo(
     bounds must be far narrower: the paper uses 3e-4 and 4e-4. Source: Zheng et al. 2025, arXiv 2507.18071, eq. 5
     to 7 and the token variant, eq. 13 and 14.
     """
-    s = clamp_log_ratio(_row_mean(x.log_ratio, x.mask)).exp()
+    s = clamp_log_ratio(row_mean(x.log_ratio, x.mask)).exp()[:, None]
     token = s.detach() * torch.exp(x.logprobs - x.logprobs.detach())
     return _clipped(token, x.advantages, clip_ratio_low, clip_ratio_high, dual_clip)
 
@@ -140,12 +140,12 @@ def gmpo(
     """
     sign, log_ratio = x.advantages.sign(), clamp_log_ratio(x.log_ratio)
     bounded = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-clip_ratio_low, clip_ratio_high))
-    loss = -_row_mean(x.advantages, x.mask) * _row_mean(bounded, x.mask).exp()
+    loss = -row_mean(x.advantages, x.mask) * row_mean(bounded, x.mask).exp()
     flags = {
         "clip_fraction_low": (log_ratio < -clip_ratio_low) & (x.advantages < 0),
         "clip_fraction_high": (log_ratio > clip_ratio_high) & (x.advantages > 0),
     }
-    return loss.expand(x.mask.shape), flags
+    return loss[:, None].expand(x.mask.shape), flags
 
 
 def sapo(
@@ -194,11 +194,6 @@ def _clipped(
         "clip_fraction_high": (ratio > high) & (advantages > 0),
     }
     return loss, flags
-
-
-def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the row's masked-in tokens of something that is 0 elsewhere, [B, 1]; 0 in a row without one."""
-    return x.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def value_loss(

@@ -45,6 +45,11 @@ def masked_sum(x: Float[Tensor, "*s"], mask: Bool[Tensor, "*s"]) -> Float32[Tens
     return replace(x, mask).sum()
 
 
+def row_mean(x: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float32[Tensor, " b"]:
+    """Mean of x over each row's masked-in positions, [B]; 0 with zero gradient in a row without one."""
+    return replace(x, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
 def masked_mean(x: Float[Tensor, "*s"], mask: Bool[Tensor, "*s"]) -> Float32[Tensor, ""]:
     """Mean of x over the masked-in positions, a scalar tensor; 0 with zero gradient when there is none."""
     return masked_sum(x, mask) / mask.sum().clamp(min=1)

@@ -33,14 +33,21 @@ class Counts:
         return self.phase / self.train_batch
 
 
-def skips_old_pass(config: RunConfig, posture: Posture, counts: Counts) -> bool:
-    """Whether a whole phase's update can do without the old policy's forward; learn.is_on_policy decides in the run."""
-    a, one_step = config.algorithm, counts.steps_per_phase == 1
-    reads_old = (
-        posture.kl_in_reward or a.rollout_correction.weights != "none" or a.rollout_correction.reject is not None
-    )
+def may_skip_old(config: RunConfig, posture: Posture) -> bool:
+    """Whether a phase of one optimizer step can do without the old policy's forward.
+
+    So when nothing before that step reads the old log-probs (no KL in the reward, no rollout correction), and the step
+    trains on all that would have been scored (nothing left out or drawn).
+    """
+    a = config.algorithm
+    corrects = a.rollout_correction.weights != "none" or a.rollout_correction.reject is not None
     trains_on_less = a.filter_groups or a.truncated == "exclude" or a.policy_filtration.strategy != "none"
-    return posture.explicit and one_step and not reads_old and not trains_on_less
+    return posture.explicit and not (posture.kl_in_reward or corrects or trains_on_less)
+
+
+def skips_old_pass(config: RunConfig, posture: Posture, counts: Counts) -> bool:
+    """Whether a whole phase does without the old policy's forward."""
+    return counts.steps_per_phase == 1 and may_skip_old(config, posture)
 
 
 def due(before: int, after: int, every: int) -> bool:
