@@ -83,6 +83,19 @@ def build_model(folder: Path) -> Path:
     return folder
 
 
+def build_scorer(model: Path, folder: Path) -> Path:
+    """A sequence classifier with one label on a body of the same shape: reward model, and TRL's value model."""
+    if (folder / "config.json").exists():
+        return folder
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model, num_labels=1)
+    torch.manual_seed(1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
 def prompts(count: int, length: int = PROMPT, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB, (count, length), generator=generator).tolist()

@@ -25,7 +25,9 @@ from klimb.errors import ConfigError
 from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.follow import Follow, Target
 from klimb.learn import Roles
+from klimb.models.attention import recompute_activations
 from klimb.models.load import (
+    body_of,
     context_limit,
     critic_from,
     freeze,
@@ -236,6 +238,10 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
     actor_model = load_policy(config, actor_folder, device)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
     roles = _roles(config, posture, actor_model, device)
+    if t.activation_checkpointing:
+        recompute_activations(body_of(actor_model))
+        if roles.critic is not None:
+            recompute_activations(roles.critic.body)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture)
     return Run(
@@ -245,9 +251,15 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         recipe=make_recipe(config, posture, dtype),
         split=Split(
             rows_per_step=counts.train_batch,
-            rows_per_micro=t.micro_batch_size,
+            rows_per_micro=None if r.use_dynamic_bsz else t.micro_batch_size,
             budget=r.max_tokens_per_micro_batch if r.use_dynamic_bsz else None,
             epochs=config.algorithm.ppo_epochs,
+        ),
+        value_split=Split(
+            rows_per_step=counts.phase,
+            rows_per_micro=config.reward_model.reward_batch_size,
+            budget=r.max_tokens_per_micro_batch,
+            epochs=1,
         ),
         folder=folder,
         tokenizer=tokenizer,

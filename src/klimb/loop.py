@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from klimb import checkpoint, snapshot
-from klimb.batch import forward_lengths, split_phase
+from klimb.batch import Minibatch, forward_lengths, micro_batches, split_phase
 from klimb.clock import Clock
 from klimb.config.counts import due
 from klimb.describe import describe, rollout_metrics
@@ -60,7 +60,9 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     with clock("score"):
         epochs = split_phase(forward_lengths(phase.batch), run.split, seed)
         skip_old = not warming_up and is_on_policy(epochs, run.recipe)
-        scored_batch, score_metrics = score_tokens(phase.batch, epochs[0], run.roles, run.recipe, skip_old)
+        scored_batch, score_metrics = score_tokens(
+            phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase)
+        )
         generator = torch.Generator().manual_seed(derive_seed(seed, "filtration"))
         train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
     with clock("update"):
@@ -95,6 +97,11 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     run.log.metrics({**row, **times})
     run.screen.row({**row, **times})
     return state, row
+
+
+def _value_parts(run: Run, phase: Phase) -> Minibatch:
+    """The critic's pass before the update, in its own larger batches: nothing is kept for a backward."""
+    return micro_batches(torch.arange(phase.batch.num_rows), forward_lengths(phase.batch), run.value_split)
 
 
 def _work(run: Run, phase: Phase, train_batch: TrainBatch, old: bool, warming_up: bool) -> Work:

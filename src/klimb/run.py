@@ -54,6 +54,7 @@ class Run:
     reward_settings: RewardSettings
     moments: Moments
     floor: Floor
+    value_split: Split
     log: RunLog
     screen: Screen
 

@@ -10,6 +10,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from klimb.errors import ModelError
+from klimb.models.attention import NAME
 from klimb.models.forward import token_scores
 from klimb.rollout import hf
 from klimb.rollout.base import Request
@@ -297,6 +298,7 @@ def test_a_window_of_attention_is_kept_or_refused(lengths: list[int]) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = MistralForCausalLM(MistralConfig(**config, **heads, sliding_window=16)).eval()
+        model.set_attn_implementation(NAME)
     requests = make_requests(make_prompts(lengths), 2)
     inside = 16 - max(lengths)
     if inside > 0:

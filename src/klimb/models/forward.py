@@ -2,8 +2,9 @@
 """Passes over rows: token log-probs, entropy and values. The only file that shifts.
 
 A causal model's hidden state at position t-1 predicts token t, so every quantity of token t is read from the
-hidden state before it. Only masked-in positions reach the head, in chunks, so memory never grows with
-tokens x vocabulary: without gradients a chunk's logits are dropped, with gradients they are recomputed in backward.
+hidden state before it. Rows go through the model end to end, without padding. Only masked-in positions reach the
+head, in chunks, so memory never grows with tokens x vocabulary: without gradients a chunk's logits are dropped, with
+gradients they are recomputed in backward.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from klimb.models.attention import Packed, through
 from klimb.models.load import Critic, body_of, head_of
 
 CHUNK_LOGITS = 2**24
@@ -49,12 +51,12 @@ def token_scores(
     """Log-probability and entropy of the distribution each masked-in token was sampled from.
 
     Logits are divided by the temperature, log-softmax is taken in float32. Differentiable in the model's
-    weights when gradients are on. Padding may stand on either side: positions come from the attention mask.
+    weights when gradients are on. Padding may stand on either side: no model sees it.
     """
     with autocast(tokens.device, dtype):
-        hidden = _hidden(body_of(model), tokens, attention)
-        before = hidden[:, :-1][mask[:, 1:]]
-        logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[:, 1:][mask[:, 1:]], temperature)
+        hidden, place = _hidden(body_of(model), tokens, attention)
+        before = hidden.index_select(0, place[mask] - 1)
+        logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
 
@@ -87,9 +89,9 @@ def backward_scores(
     head = head_of(model)
     weight = cast(nn.Parameter, head.weight)
     with autocast(tokens.device, dtype):
-        hidden = _hidden(body_of(model), tokens, attention)
-        before = hidden[:, :-1][mask[:, 1:]]
-    targets, leaf = tokens[:, 1:][mask[:, 1:]], before.detach()
+        hidden, place = _hidden(body_of(model), tokens, attention)
+        before = hidden.index_select(0, place[mask] - 1)
+    targets, leaf = tokens[mask], before.detach()
     by_hidden, by_weight = torch.zeros_like(leaf), torch.zeros_like(weight)
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
     rows = max(1, CHUNK_LOGITS // weight.shape[0])
@@ -133,7 +135,9 @@ def token_values(
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
-    return _values(critic, _critic_hidden(critic, tokens, attention, dtype), mask)
+    with autocast(tokens.device, dtype):
+        hidden, place = _hidden(critic.body, tokens, attention)
+    return _values(critic, hidden, place, mask)
 
 
 def values_and_end(
@@ -144,36 +148,29 @@ def values_and_end(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
-    hidden = _critic_hidden(critic, tokens, attention, dtype)
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, places, 0).amax(dim=1)
-    end = critic.head(hidden[torch.arange(len(mask), device=mask.device), last].float()).squeeze(-1)
-    return _values(critic, hidden, mask), torch.where(mask.any(dim=1), end, 0.0)
-
-
-def _critic_hidden(critic: Critic, tokens: Tensor, attention: Tensor, dtype: torch.dtype) -> Tensor:
     with autocast(tokens.device, dtype):
-        return _hidden(critic.body, tokens, attention)
+        hidden, place = _hidden(critic.body, tokens, attention)
+    last = torch.where(mask, place, 0).amax(dim=1)
+    end = critic.head(hidden[last].float()).squeeze(-1)
+    return _values(critic, hidden, place, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
-def _values(critic: Critic, hidden: Tensor, mask: Tensor) -> Tensor:
-    before = hidden[:, :-1][mask[:, 1:]].float()
+def _values(critic: Critic, hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:
+    before = hidden.index_select(0, place[mask] - 1).float()
     return _spread(critic.head(before).squeeze(-1), mask)
 
 
-def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> Tensor:
-    """Last hidden states [B, T, H].
-
-    Right-padded rows need no attention mask under causal attention: no real token can see a pad behind it. That
-    keeps the fast kernel. With pads in front, mask and positions are given. Pads are replaced by the row's first
-    token: kernels multiply what a pad holds by 0, and the embedding of an untrained pad token may be NaN.
-    """
-    tokens = torch.where(attention, tokens, tokens.gather(1, attention.long().argmax(dim=1, keepdim=True)))
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    if bool((attention[:, 1:] & ~attention[:, :-1]).any()):
-        positions = (attention.long().cumsum(dim=1) - 1).clamp(min=0)
-        return body(input_ids=tokens, attention_mask=attention.long(), position_ids=positions, use_cache=False)[0]
-    return body(input_ids=tokens, position_ids=positions, use_cache=False)[0]
+def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    """Last hidden states [N, H] of the N real tokens, rows end to end and the longest first, so that rows of one length
+    are neighbours; and where each token of [B, T] stands among them, -1 for padding."""
+    lengths = attention.sum(dim=1)
+    order = lengths.argsort(descending=True, stable=True)
+    real = attention[order]
+    place = torch.full_like(tokens, -1)
+    place[order] = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, -1)
+    positions = (real.long().cumsum(dim=1) - 1)[real]
+    packed = Packed.of(lengths[order].tolist())
+    return through(body, tokens[order][real][None], positions[None], packed)[0], place
 
 
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,58 @@
+"""Packed weights: the same numbers, for the time of a rollout only."""
+
+import pytest
+import torch
+
+from klimb.models.load import head_of
+from klimb.rollout import prepacked as module
+from klimb.rollout.prepacked import is_available, prepacked
+from tests.tiny_models import ARCHITECTURES, VOCAB, tiny_model
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_are_the_same_inside(name: str) -> None:
+    model = tiny_model(name)
+    ids = torch.randint(5, VOCAB, (3, 6), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        plain = model(input_ids=ids).logits
+        with prepacked(model, torch.float32, rows=3):
+            packed = model(input_ids=ids).logits
+        after = model(input_ids=ids).logits
+    assert torch.allclose(packed, plain, atol=2e-5, rtol=1e-5)
+    assert torch.equal(after, plain)
+
+
+def test_inside_the_layers_run_on_the_packed_weights() -> None:
+    """The copy is of the weights when it was made: what is changed later is not seen inside, and seen afterwards."""
+    assert is_available()
+    model = tiny_model()
+    head = head_of(model)
+    x = torch.ones(2, 32)
+    with torch.inference_mode():
+        before = head(x)
+        with prepacked(model, torch.float32, rows=2):
+            head.weight.mul_(2)  # type: ignore[operator]
+            assert torch.allclose(head(x), before, atol=1e-5)
+        assert torch.allclose(head(x), 2 * before, atol=1e-4)
+
+
+def test_an_error_inside_leaves_no_packed_layer() -> None:
+    model = tiny_model()
+    with pytest.raises(RuntimeError, match="stop"), prepacked(model, torch.float32, rows=2):
+        raise RuntimeError("stop")
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize("why", ["dtype", "operators"])
+def test_otherwise_the_layers_stay_as_they_are(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    if why == "operators":
+
+        def gone(*_: object) -> None:
+            raise AttributeError("no such operator")
+
+        monkeypatch.setattr(module, "_pack", gone)
+        is_available.cache_clear()
+    with prepacked(model, torch.bfloat16 if why == "dtype" else torch.float32, rows=2):
+        assert not any("forward" in vars(m) for m in model.modules())
+    is_available.cache_clear()
