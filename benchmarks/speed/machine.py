@@ -52,11 +52,12 @@ def peak_mib() -> float:
 
 
 def build_model(folder: Path) -> Path:
-    """A Qwen2-style model of 15M random weights and a tokenizer with one token per number, as a Hugging Face folder."""
+    """A Qwen2-shaped model of 15M random weights (as Llama with biases: transformers gives Qwen2 folders a tokenizer of
+    their own) and a tokenizer with one token per number, as a Hugging Face folder."""
     if (folder / "config.json").exists():
         return folder
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
 
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
@@ -65,7 +66,7 @@ def build_model(folder: Path) -> Path:
         tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
     )
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=288,
         intermediate_size=768,
@@ -74,11 +75,12 @@ def build_model(folder: Path) -> Path:
         num_key_value_heads=6,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
+        attention_bias=True,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -1,6 +1,6 @@
 """New tokens per second of one engine: 64 prompts of 64 tokens, up to 128 new ones.
 
-python benchmarks/speed/rollout.py klimb|generate fixed|varied|groups [--repeats 3] [--threads 2]
+python benchmarks/speed/rollout.py klimb|generate|vllm fixed|varied|groups [--repeats 3] [--threads 2]
 
 fixed: nothing ends a response early. varied: geometric lengths, mean 33. groups: 8 prompts, 8 responses each, fixed.
 """
@@ -68,9 +68,27 @@ def generate_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
     return run
 
 
+def vllm_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
+    """The whole batch in one call, seeds per request, log-probs of the sampled tokens, as a trainer needs them."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(str(FOLDER), dtype="float32", max_model_len=256, max_num_seqs=64, enforce_eager=True, seed=0)
+
+    def run(seed: int) -> int:
+        requests = [{"prompt_token_ids": row} for row in machine.prompts(64 // per_prompt, seed=seed)]
+        sampling = SamplingParams(
+            temperature=1.0, max_tokens=machine.NEW, n=per_prompt, seed=seed, logprobs=0, detokenize=False,
+            stop_token_ids=ends or None, ignore_eos=True,
+        )  # fmt: skip
+        outputs = engine.generate(requests, sampling, use_tqdm=False)
+        return sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+
+    return run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", choices=("klimb", "generate"))
+    parser.add_argument("engine", choices=("klimb", "generate", "vllm"))
     parser.add_argument("kind", choices=("fixed", "varied", "groups"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -78,7 +96,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     machine.build_model(FOLDER)
     ends = machine.end_ids(33 if args.kind == "varied" else None)
-    make = klimb_engine if args.engine == "klimb" else generate_engine
+    make = {"klimb": klimb_engine, "generate": generate_engine, "vllm": vllm_engine}[args.engine]
     run = make(ends, 8 if args.kind == "groups" else 1)
     run(99)  # warm-up
     timings, tokens = list[machine.Timed](), list[int]()

@@ -25,6 +25,7 @@ from klimb.errors import ConfigError
 from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.follow import Follow, Target
 from klimb.learn import Roles
+from klimb.malloc import keep_freed_memory
 from klimb.models.attention import recompute_activations
 from klimb.models.load import (
     body_of,
@@ -227,6 +228,8 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
     posture = resolve(config)
     r, t, device = config.actor_rollout_ref, config.training, pick_device()
     dtype = pick_dtype(t.dtype, device)
+    if t.keep_freed_memory is True or (t.keep_freed_memory == "auto" and device.type == "cpu"):
+        keep_freed_memory()
     actor_folder = model_folder(r.model_path)
     tokenizer = load_tokenizer(actor_folder, r.trust_remote_code)
     data = load_data(config, tokenizer, screen)

@@ -79,7 +79,7 @@ def test_the_order_of_the_requests_changes_nothing(
 def test_the_size_of_one_reading_changes_nothing(
     model: PreTrainedModel, requests: list[Request], alone: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "PREFILL_TOKENS", 64)
+    monkeypatch.setattr(hf, "PREFILL_TOKENS", {"cpu": 64})
     monkeypatch.setattr(hf, "SPARE", 1)  # the cache has to grow
     assert_same(sample(model, requests, 6, temperature=0.7, max_tokens=24, end_ids=ENDS), alone)
 

@@ -176,6 +176,9 @@ class TrainingConfig(Section):
     activation_checkpointing: bool = False
     """Keep only the inputs of every block in a forward and compute the rest again in backward: less memory, more time,
     the same numbers."""
+    keep_freed_memory: bool | Auto = "auto"
+    """Let the C library keep memory that was freed for the next tensor, instead of handing it back to the kernel:
+    faster steps for a higher peak; auto: true on a CPU. Only glibc can."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Compute dtype; auto: bfloat16 on GPUs that have it, float32 on a CPU. Master weights are float32."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from klimb.models.attention import Packed, through
 from klimb.models.load import Critic, body_of, head_of
 
-CHUNK_LOGITS = 2**24
-"""Logits computed at once: 64 MiB in float32, a few of these live at the same time."""
+CHUNK_LOGITS = 2**23
+"""Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,39 +92,59 @@ def backward_scores(
         hidden, place = _hidden(body_of(model), tokens, attention)
         before = hidden.index_select(0, place[mask] - 1)
     targets, leaf = tokens[mask], before.detach()
-    by_hidden, by_weight = torch.zeros_like(leaf), torch.zeros_like(weight)
+    by_hidden = torch.zeros_like(leaf)
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
     rows = max(1, CHUNK_LOGITS // weight.shape[0])
     for start in range(0, len(leaf), rows):
         at = slice(start, start + rows)
         with torch.no_grad(), autocast(tokens.device, dtype):
-            logits = head(leaf[at]).float().div_(temperature)
-            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(logits, targets[at], at, loss_of)
-            by_logits = by_logits.div_(temperature).to(leaf.dtype)
+            logits = _logits(head, leaf[at], temperature)
+            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(logits, targets[at], temperature, at, loss_of)
+            by_logits = by_logits.to(leaf.dtype)
             by_hidden[at] = by_logits @ weight
-            by_weight += by_logits.T @ leaf[at]
-    weight.grad = by_weight if weight.grad is None else weight.grad.add_(by_weight)
+            weight.grad.addmm_(by_logits.T.to(weight.dtype), leaf[at].to(weight.dtype))
     before.backward(by_hidden)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
 
-def _gradient_by_logits(logits: Tensor, targets: Tensor, at: slice, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the chunk's loss by its logits [n, V], written over them; log-probs [n]; entropies [n]."""
-    log_p = logits.sub_(logits.logsumexp(dim=-1, keepdim=True))
+def _gradient_by_logits(
+    logits: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the chunk's loss by the head's output [n, V]; log-probs [n]; entropies [n]."""
     y = targets.unsqueeze(-1)
-    logprobs, p = log_p.gather(-1, y).squeeze(-1), log_p.exp()
-    entropy = -(p * log_p).sum(dim=-1)
+    p, logprobs, entropy = _scores(logits, y)
     with torch.enable_grad():
         leaves = (logprobs.detach().requires_grad_(), entropy.detach().requires_grad_())
         loss = loss_of(*leaves, at)
     found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    by_logprob, by_entropy = cast(tuple[Tensor | None, Tensor | None], found)
-    out = torch.zeros_like(p) if by_logprob is None else p * -by_logprob.unsqueeze(-1)
-    if by_logprob is not None:
-        out.scatter_add_(-1, y, by_logprob.unsqueeze(-1))
-    if by_entropy is not None:
-        out -= by_entropy.unsqueeze(-1) * p * (log_p + entropy.unsqueeze(-1))
-    return out, logprobs, entropy
+    by_logprob, by_entropy = (
+        None if g is None else g.unsqueeze(-1) / temperature for g in cast(tuple[Tensor | None, Tensor | None], found)
+    )
+    factor = torch.zeros_like(y, dtype=p.dtype) if by_logprob is None else -by_logprob
+    if by_entropy is not None:  # d H / d logits = -p (log p + H)
+        normaliser = logits.gather(-1, y) - logprobs.unsqueeze(-1)
+        factor = factor - by_entropy * (logits - normaliser + entropy.unsqueeze(-1))
+    out = p.mul_(factor)
+    return out if by_logprob is None else out.scatter_add_(-1, y, by_logprob), logprobs, entropy
+
+
+def _logits(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+    """Float32 [n, V], divided by the temperature."""
+    logits = head(hidden).float()
+    return logits if temperature == 1 else logits / temperature
+
+
+def _scores(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [n, V], and log-probs [n] of y [n, 1] and entropies [n] of the same distributions.
+
+    The largest probability is exp(largest logit - normaliser), which saves a pass over all exponentials.
+    """
+    p = logits.softmax(dim=-1)
+    normaliser = logits.amax(dim=-1) - p.amax(dim=-1).log()
+    logprobs = logits.gather(-1, y).squeeze(-1) - normaliser
+    return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
 
 
 def token_values(
@@ -190,11 +210,7 @@ def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperatur
 
 
 def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() / temperature
-    normaliser = logits.logsumexp(dim=-1)
-    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
-    entropy = normaliser - ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(dim=-1)
-    return logprobs, entropy
+    return _scores(_logits(head, hidden, temperature), targets.unsqueeze(-1))[1:]
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from torch.nn.functional import pad
 
 from klimb.models.attention import Packed
 
+GROWTH = 32
+"""Places by which responses grow together: keys and values with little unused between them are read faster."""
+
 
 @dataclass
 class _Layer:
@@ -30,27 +33,33 @@ class _Layer:
 @dataclass(frozen=True, kw_only=True)
 class _Step:
     """Where the rows stand while one token is decoded for each. row, position (in its response), prompt and seat (among
-    its prompt's rows), all int64 [n]; seats: of the prompt with most rows; longest, width: places of prompts and of
-    responses that are looked at; unseen bool [n, 1, 1, longest + width]."""
+    its prompt's rows), all int64 [n]; even: the rows are all at the last place; dense: they lie prompt after prompt, as
+    many of each; seats: of the prompt with most rows; longest, width: places of prompts and of responses that are
+    looked at; unseen bool [n, 1, 1, longest + width], None when every row sees every place."""
 
     row: Tensor
     position: Tensor
     prompt: Tensor
     seat: Tensor
+    even: bool
+    dense: bool
     prompts: int
     seats: int
     longest: int
     width: int
-    unseen: Tensor
+    unseen: Tensor | None
 
     def seated(self, x: Tensor) -> Tensor:
         """[n, key heads, per, c] -> [prompts, key heads, seats x per, c]: the rows of a prompt side by side."""
+        if self.dense:
+            return x.unflatten(0, (self.prompts, self.seats)).transpose(1, 2).flatten(2, 3)
         table = x.new_zeros(self.prompts, self.seats, *x.shape[1:])
         table[self.prompt, self.seat] = x
         return table.transpose(1, 2).flatten(2, 3)
 
     def unseated(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.seats, -1)).transpose(1, 2)[self.prompt, self.seat]
+        table = x.unflatten(2, (self.seats, -1)).transpose(1, 2)
+        return table.flatten(0, 1) if self.dense else table[self.prompt, self.seat]
 
 
 class RowCache:
@@ -86,24 +95,30 @@ class RowCache:
         prompt, written = self._ints(self.prompt_of), self._ints(self.written)
         width, longest = max(self.written) + 1, max(self.prompt_lengths)
         if width > self._length:
-            self._grow(max(width, self._length + self._length // 2))
+            self._grow(self._length + GROWTH)
         taken, seat = Counter[int](), list[int]()
         for p in self.prompt_of:
             seat.append(taken[p])
             taken[p] += 1
-        places = torch.arange(max(longest, width), device=self._device)
-        lengths = self._ints(self.prompt_lengths)[prompt]
-        unseen = [places[:longest] >= lengths[:, None], places[:width] > written[:, None]]
+        even, seats = min(self.written) + 1 == width, max(taken.values())
+        unseen = None
+        if not even or min(self.prompt_lengths) < longest:
+            places = torch.arange(max(longest, width), device=self._device)
+            lengths = self._ints(self.prompt_lengths)[prompt]
+            parts = [places[:longest] >= lengths[:, None], places[:width] > written[:, None]]
+            unseen = torch.cat(parts, dim=1)[:, None, None]
         self._step = _Step(
             row=torch.arange(len(written), device=self._device),
             position=written,
             prompt=prompt,
             seat=self._ints(seat),
+            even=even,
+            dense=self.prompt_of == [i // seats for i in range(len(self.prompt_lengths) * seats)],
             prompts=len(self.prompt_lengths),
-            seats=max(taken.values()),
+            seats=seats,
             longest=longest,
             width=width,
-            unseen=torch.cat(unseen, dim=1)[:, None, None],
+            unseen=unseen,
         )
         self.written = [w + 1 for w in self.written]
 
@@ -112,13 +127,19 @@ class RowCache:
         s, kv = self._step, self._layers[layer]
         assert s is not None, "begin_step comes first"
         n = len(query)
-        kv.keys[s.row, :, s.position] = key[:, :, 0]
-        kv.values[s.row, :, s.position] = value[:, :, 0]
+        if s.even:
+            kv.keys[:n, :, s.width - 1] = key[:, :, 0]
+            kv.values[:n, :, s.width - 1] = value[:, :, 0]
+        else:
+            kv.keys[s.row, :, s.position] = key[:, :, 0]
+            kv.values[s.row, :, s.position] = value[:, :, 0]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         q = (query[:, :, 0] * scale).unflatten(1, (key.shape[1], -1))
         of_prompt = s.unseated(s.seated(q) @ kv.prompt_keys[: s.prompts, :, : s.longest].transpose(2, 3))
         own = q @ kv.keys[:n, :, : s.width].transpose(2, 3)
-        scores = torch.cat([of_prompt, own], dim=-1).masked_fill_(s.unseen, float("-inf"))
+        scores = torch.cat([of_prompt, own], dim=-1)
+        if s.unseen is not None:
+            scores = scores.masked_fill_(s.unseen, float("-inf"))
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
         of_prompt, own = weights.split([s.longest, s.width], dim=-1)
         out = own @ kv.values[:n, :, : s.width]

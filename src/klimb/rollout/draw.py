@@ -27,24 +27,24 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
     logits = logits.float() if temperature in (0, 1) else logits.float() / temperature
     if temperature > 0:
         logits = _keep(logits, top_p, top_k)
-    peak = logits.amax(dim=-1, keepdim=True)
-    weights = (logits - peak).exp_()
+    probs = logits.softmax(dim=-1)
     # Two levels, blocks first: a full float64 cumulative sum over a large vocabulary costs several times more.
-    blocks = pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    spare = -probs.shape[1] % BLOCK
+    blocks = (pad(probs, (0, spare)) if spare else probs).view(len(probs), -1, BLOCK)
     block_ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
     token = logits.argmax(dim=-1, keepdim=True) if temperature == 0 else _inverse_cdf(blocks, block_ends, uniform)
-    chosen = weights.gather(-1, token.clamp_(max=weights.shape[1] - 1))
+    chosen = probs.gather(-1, token.clamp_(max=probs.shape[1] - 1))
     if bool((chosen <= 0).any()):
         # Rounding at a block's end can point at a token of probability 0, which was never on offer.
-        token = torch.where(chosen <= 0, weights.argmax(dim=-1, keepdim=True), token)
-    logprob = logits.gather(-1, token) - peak - block_ends[:, -1:].log().float()
-    return token.squeeze(-1), logprob.squeeze(-1)
+        token = torch.where(chosen <= 0, probs.argmax(dim=-1, keepdim=True), token)
+        chosen = probs.gather(-1, token)
+    return token.squeeze(-1), chosen.log().squeeze(-1)
 
 
 def _inverse_cdf(blocks: Tensor, block_ends: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds uniform x total, int64 [N, 1].
+    """The first token whose cumulative probability exceeds uniform x total, int64 [N, 1].
 
-    blocks [N, blocks, BLOCK]: weights of the tokens; block_ends float64 [N, blocks]: their cumulative sums.
+    blocks [N, blocks, BLOCK]: probabilities of the tokens; block_ends float64 [N, blocks]: their cumulative sums.
     """
     goal = (uniform.to(blocks.device) * block_ends[:, -1]).unsqueeze(-1)
     block = torch.searchsorted(block_ends, goal, right=True).clamp(max=blocks.shape[1] - 1)

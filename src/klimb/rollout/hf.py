@@ -8,11 +8,12 @@ of each sampled token is recorded as it is drawn; token ids are kept exactly, ne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.data.chat import decode_response
@@ -21,15 +22,14 @@ from klimb.models.attention import through
 from klimb.models.forward import autocast
 from klimb.models.load import body_of, context_limit, head_of
 from klimb.rollout.base import Progress, Request, Sampling
-from klimb.rollout.cache import RowCache
+from klimb.rollout.blocks import Blocks, fits
+from klimb.rollout.cache import GROWTH, RowCache
 from klimb.rollout.draw import draw, uniforms
-from klimb.rollout.prepacked import prepacked
+from klimb.rollout.prepacked import PackedLinear, pays, prepacked
 from klimb.types import FinishReason, Sample
 
-PREFILL_TOKENS = 8192
-"""Prompt tokens read in one forward, unless one prompt alone is longer."""
-SPARE = 64
-"""Places reserved for each response at the start; the cache grows from there."""
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Prompt tokens read in one forward, unless one prompt alone is longer; on a CPU few enough to stay in its caches."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class HFSampler:
             return []
         decoder = _Decoder(self._model, self._tokenizer, sampling, min(self._slots, len(requests)), requests)
         waiting, done = deque(requests), dict[int, tuple[_Row, FinishReason]]()
-        with autocast(self._model.device, self._dtype), prepacked(self._model, self._dtype, decoder.slots):
+        with autocast(self._model.device, self._dtype), _stepping(self._model, self._dtype, decoder):
             while waiting or decoder.rows:
                 free = decoder.slots - len(decoder.rows)
                 if waiting and (free >= min(len(waiting), max(1, decoder.slots // 4)) or not decoder.rows):
@@ -118,10 +118,11 @@ class _Decoder:
                 f"{longest + sampling.max_tokens} places, but the model has {limit}; lower max_tokens or leave "
                 "long prompts out"
             )
-        self._cache = RowCache(slots, longest, min(SPARE, sampling.max_tokens), device)
+        self._cache = RowCache(slots, longest, min(GROWTH, sampling.max_tokens), device)
         self._uniforms = torch.zeros(slots, sampling.max_tokens, dtype=torch.float64)
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
         self._device = device
+        self.logits_of: Callable[[Tensor, Tensor, RowCache], Tensor] = self.through_modules
         self._tail = max((len(s.encode()) for s in sampling.stop_strings), default=0) + 8
 
     def admit(self, requests: list[Request]) -> list[tuple[_Row, FinishReason]]:
@@ -130,7 +131,8 @@ class _Decoder:
         for request in requests:
             by_prompt.setdefault(request.prompt.token_ids, []).append(request)
         start, logits = len(self.rows), list[Tensor]()
-        for prompts in _cut(sorted(by_prompt, key=len, reverse=True)):
+        most = PREFILL_TOKENS.get(self._device.type, 8192)
+        for prompts in _cut(sorted(by_prompt, key=len, reverse=True), most):
             logits.append(self._read(prompts, [by_prompt[p] for p in prompts]))
         return self._append(torch.cat(logits), start)
 
@@ -138,8 +140,11 @@ class _Decoder:
         """One more token for every row."""
         n, positions = len(self.rows), self._cache.positions()
         self._cache.begin_step()
-        hidden = through(self._body, self._last[:n, None], positions[:, None], self._cache)
-        return self._append(self._head(hidden[:, 0]), 0)
+        return self._append(self.logits_of(self._last[:n], positions, self._cache), 0)
+
+    def through_modules(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        """The model's own modules, for one token per row: tokens and positions [n] -> logits [n, V]."""
+        return self._head(through(self._body, tokens[:, None], positions[:, None], cache)[:, 0])
 
     def _read(self, prompts: list[tuple[int, ...]], groups: list[list[Request]]) -> Tensor:
         """Keys and values of the prompts into the cache; logits [requests, V] behind each request's prompt."""
@@ -194,11 +199,26 @@ class _Decoder:
         self.rows.pop()
 
 
-def _cut(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Prompts to read in one forward, in their order."""
+@contextmanager
+def _stepping(model: PreTrainedModel, dtype: torch.dtype, decoder: _Decoder) -> Generator[None]:
+    """Let the decoder's steps go the fastest way that this model and device have."""
+    body, head, rows = body_of(model), head_of(model), decoder.slots
+    if not pays(model, dtype):
+        yield
+    elif fits(body) and type(head) is nn.Linear:
+        blocks, packed_head = Blocks(body, rows), PackedLinear.of([head], rows)
+        decoder.logits_of = lambda tokens, positions, cache: packed_head(blocks(tokens, positions, cache))
+        yield
+    else:
+        with prepacked(model, rows):
+            yield
+
+
+def _cut(prompts: list[tuple[int, ...]], most: int) -> list[list[tuple[int, ...]]]:
+    """Prompts to read in one forward of up to `most` tokens, in their order."""
     parts, tokens = list[list[tuple[int, ...]]](), 0
     for prompt in prompts:
-        if not parts or tokens + len(prompt) > PREFILL_TOKENS:
+        if not parts or tokens + len(prompt) > most:
             parts.append([])
             tokens = 0
         parts[-1].append(prompt)
