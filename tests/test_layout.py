@@ -24,7 +24,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("selection",),
     ("learn",),
     ("update",),
-    ("evaluation", "checkpoint", "runlog", "console", "describe", "follow", "clock", "interrupt"),
+    ("evaluation", "checkpoint", "runlog", "console", "describe", "follow", "clock", "interrupt", "floor", "malloc"),
     ("snapshot",),
     ("run",),
     ("phase",),

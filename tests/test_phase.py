@@ -40,7 +40,7 @@ def config_of(parts: tuple[Path, Path], tmp_path: Path, **changes: Any) -> RunCo
 def played(config: RunConfig, tmp_path: Path) -> Phase:
     with Screen() as screen, make_pool(config) as pool:
         run = build_run(config, tmp_path / "folder", screen, pool)
-        return play(run, 8, 1, 3, Clock())
+        return play(run, 8, 1, 3, Clock(torch.device("cpu")))
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:

@@ -109,7 +109,7 @@ def test_cases_LN_02_and_OS_01_the_cut_into_micro_batches_changes_no_gradient(
         got = moved(batch, roles, recipe, kl_coef=0.1, **cut)  # type: ignore[arg-type]
         assert distance(got[0], whole[0]) < 2e-6
         assert distance(got[1], whole[1]) < 2e-6
-        assert got[2] == pytest.approx(whole[2], rel=1e-4, abs=1e-6)
+        assert got[2] == pytest.approx(whole[2], rel=1e-4, abs=2e-6)
 
 
 @pytest.mark.parametrize("loss_agg", AGGREGATIONS)

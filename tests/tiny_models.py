@@ -21,6 +21,7 @@ from transformers import (
 from klimb.batch import Minibatch, Split, collate, split_phase
 from klimb.config.facts import ESTIMATORS
 from klimb.learn import Roles, estimate_advantages, score_tokens
+from klimb.models.attention import NAME
 from klimb.models.load import critic_from, frozen_copy
 from klimb.recipe import Recipe
 from klimb.rollout.base import Request, Sampling
@@ -62,6 +63,7 @@ def peaked(model: PreTrainedModel, scale: float) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.mul_(scale)
+    model.set_attn_implementation(NAME)
     return model.eval()
 
 
@@ -159,7 +161,7 @@ def make_roles(model: PreTrainedModel, reference: PreTrainedModel | bool = False
 
 
 def split_of(batch: Batch, step: int, micro: int, budget: int | None = None, epochs: int = 1) -> list[list[Minibatch]]:
-    split = Split(rows_per_step=step, rows_per_micro=micro, budget=budget, epochs=epochs)
+    split = Split(rows_per_step=step, rows_per_micro=None if budget else micro, budget=budget, epochs=epochs)
     return split_phase(batch.attention.sum(dim=1), split, seed=3)
 
 

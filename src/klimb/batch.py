@@ -19,11 +19,11 @@ from klimb.types import Batch, Scored
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How a phase is cut. rows_per_step: episodes of one optimizer step; budget: tokens of one forward, padding
-    included, or None to cut by rows_per_micro."""
+    """How a phase is cut. rows_per_step: episodes of one optimizer step; rows_per_micro and budget: most rows and most
+    tokens of one forward, None for no such limit."""
 
     rows_per_step: int
-    rows_per_micro: int
+    rows_per_micro: int | None
     budget: int | None
     epochs: int
 
@@ -91,18 +91,20 @@ def split_phase(lengths: Tensor, split: Split, seed: int) -> list[list[Minibatch
 
 
 def micro_batches(rows: Tensor, lengths: Tensor, split: Split) -> Minibatch:
-    """Cut rows into forwards: by number, or sorted by length under a budget of rows x longest tokens.
+    """Cut rows into forwards: by number, or, longest first, by number and a budget of tokens.
 
     A row longer than the budget gets a forward of its own, one of length 0 none. The cut never changes the result, only
     memory and time.
     """
     rows = rows[lengths[rows] > 0]
     if split.budget is None:
-        return tuple(rows.split(split.rows_per_micro))
+        return tuple(rows.split(split.rows_per_micro or len(rows) or 1))
     ordered = rows[lengths[rows].argsort(descending=True, stable=True)]
-    parts, start = list[Tensor](), 0
-    while start < len(ordered):
-        count = max(1, split.budget // int(lengths[ordered[start]]))
-        parts.append(ordered[start : start + count])
-        start += count
-    return tuple(parts)
+    parts, total = list[list[int]](), 0
+    for row, length in zip(ordered.tolist(), lengths[ordered].tolist(), strict=True):
+        if not parts or total + length > split.budget or len(parts[-1]) == split.rows_per_micro:
+            parts.append([])
+            total = 0
+        parts[-1].append(row)
+        total += length
+    return tuple(torch.tensor(part) for part in parts)

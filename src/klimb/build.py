@@ -22,9 +22,13 @@ from klimb.data.files import read_rows
 from klimb.data.prompts import PromptStream, build_prompts, check_context
 from klimb.data.rows import DataSettings
 from klimb.errors import ConfigError
+from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.follow import Follow, Target
 from klimb.learn import Roles
+from klimb.malloc import keep_freed_memory
+from klimb.models.attention import recompute_activations
 from klimb.models.load import (
+    body_of,
     context_limit,
     critic_from,
     freeze,
@@ -224,6 +228,8 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
     posture = resolve(config)
     r, t, device = config.actor_rollout_ref, config.training, pick_device()
     dtype = pick_dtype(t.dtype, device)
+    if t.keep_freed_memory is True or (t.keep_freed_memory == "auto" and device.type == "cpu"):
+        keep_freed_memory()
     actor_folder = model_folder(r.model_path)
     tokenizer = load_tokenizer(actor_folder, r.trust_remote_code)
     data = load_data(config, tokenizer, screen)
@@ -235,6 +241,10 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
     actor_model = load_policy(config, actor_folder, device)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
     roles = _roles(config, posture, actor_model, device)
+    if t.activation_checkpointing:
+        recompute_activations(body_of(actor_model))
+        if roles.critic is not None:
+            recompute_activations(roles.critic.body)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture)
     return Run(
@@ -244,9 +254,15 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         recipe=make_recipe(config, posture, dtype),
         split=Split(
             rows_per_step=counts.train_batch,
-            rows_per_micro=t.micro_batch_size,
+            rows_per_micro=None if r.use_dynamic_bsz else t.micro_batch_size,
             budget=r.max_tokens_per_micro_batch if r.use_dynamic_bsz else None,
             epochs=config.algorithm.ppo_epochs,
+        ),
+        value_split=Split(
+            rows_per_step=counts.phase,
+            rows_per_micro=config.reward_model.reward_batch_size,
+            budget=r.max_tokens_per_micro_batch,
+            epochs=1,
         ),
         folder=folder,
         tokenizer=tokenizer,
@@ -267,6 +283,11 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         components=components,
         reward_settings=reward_settings(config, posture),
         moments=Moments(),
+        floor=Floor(
+            rate=measured_rate(device, dtype),
+            actor=cost_of(actor_model),
+            critic=None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0),
+        ),
         log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
         screen=screen,
     )

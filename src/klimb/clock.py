@@ -1,30 +1,70 @@
-"""Seconds by part of a turn, and the rates they make."""
+"""Seconds and peak memory by part of a turn, and the rates they make."""
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+RESET = Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+WATCHED = ("rollout", "score", "update")
+"""Parts whose peak memory is logged."""
 
 
 @dataclass
 class Clock:
-    """Seconds by part of a turn."""
+    """Seconds and bytes by part of a turn. device: whose memory is looked at."""
 
+    device: torch.device
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    peaks: dict[str, int] = field(default_factory=dict[str, int])
 
     @contextmanager
     def __call__(self, part: str) -> Generator[None]:
+        reset_peak(self.device)
         start = time.perf_counter()
         yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # kernels still running belong to this part
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+        self.peaks[part] = max(self.peaks.get(part, 0), peak_bytes(self.device))
 
     def metrics(self, tokens: dict[str, int] | None = None, episodes: int = 0) -> dict[str, float]:
-        """time/* in seconds; perf/* per second. tokens: how many each part worked on."""
+        """time/* in seconds; perf/* per second; memory/*_peak in bytes. tokens: how many each part worked on."""
         total = sum(self.seconds.values())
         out = {f"time/{part}": seconds for part, seconds in self.seconds.items()} | {"time/step": total}
+        out |= {f"memory/{part}_peak": float(self.peaks[part]) for part in WATCHED if part in self.peaks}
         for part, count in (tokens or {}).items():
             out[f"perf/{part}_tokens_per_s"] = count / max(self.seconds[part], 1e-9)
         work = total - self.seconds.get("eval", 0.0)
         return out | ({"perf/episodes_per_s": episodes / max(work, 1e-9)} if episodes else {})
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let the peak start anew: the allocator's on a GPU, the kernel's high-water mark of this process on Linux."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        RESET.write_text("5")
+    except OSError:
+        return  # elsewhere, or in a closed container: peak_bytes then speaks of the process's whole life
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Largest memory since the last `reset_peak`: allocated on the GPU, resident of this process on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        lines = STATUS.read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

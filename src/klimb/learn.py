@@ -43,12 +43,18 @@ def is_on_policy(epochs: Sequence[Sequence[Minibatch]], recipe: Recipe) -> bool:
 
 
 def score_tokens(
-    batch: Batch, micros: Sequence[Minibatch], roles: Roles, recipe: Recipe, skip_old: bool = False
+    batch: Batch,
+    micros: Sequence[Minibatch],
+    roles: Roles,
+    recipe: Recipe,
+    skip_old: bool = False,
+    value_parts: Minibatch | None = None,
 ) -> tuple[ScoredBatch, Metrics]:
     """The passes before any update, over the first epoch's own micro-batches.
 
     Explicit: old log-probs by a forward of the actor, unless skip_old (`is_on_policy`) leaves it to the update. Cached:
-    the sampler's, no forward of the actor. Reference and critic passes where their roles exist. Adds
+    the sampler's, no forward of the actor. Reference and critic passes where their roles exist, the critic's over
+    value_parts when given: nothing ties its values to those of the update to the last bit. Adds
     `policy/old_forwards`, the number of actor forwards made here, and `policy/old_pass_skipped`.
     """
     parts = [rows for minibatch in micros for rows in minibatch]
@@ -59,7 +65,7 @@ def score_tokens(
             old = _logprob_pass(roles.actor, batch, parts, recipe)
         ref = None if roles.reference is None else _logprob_pass(roles.reference, batch, parts, recipe)
         if roles.critic is not None:
-            values, ends = _value_pass(roles.critic, batch, parts, recipe)
+            values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe)
             last_values = torch.where(batch.cut_off, ends, 0.0) if recipe.bootstrap else None
     scored = ScoredBatch(**columns(batch), old_logprobs=old, ref_logprobs=ref, values=values, last_values=last_values)
     forwards = len(parts) if recipe.explicit and not skip_old else 0

@@ -13,17 +13,19 @@ from typing import Any
 import torch
 
 from klimb import checkpoint, snapshot
-from klimb.batch import forward_lengths, split_phase
+from klimb.batch import Minibatch, forward_lengths, micro_batches, split_phase
 from klimb.clock import Clock
 from klimb.config.counts import due
 from klimb.describe import describe, rollout_metrics
 from klimb.evaluation import run_eval
+from klimb.floor import Work
 from klimb.interrupt import Interrupt
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
-from klimb.phase import play
+from klimb.phase import Phase, play
 from klimb.run import Run, run_parts
 from klimb.seeds import derive_seed
 from klimb.snapshot import State
+from klimb.types import TrainBatch
 from klimb.update import update
 
 
@@ -33,7 +35,7 @@ def train(run: Run, state: State) -> State:
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), state.step)
     with interrupt.listening():
         if state.step == 0 and run.config.eval.before_training and run.eval_prompts:
-            clock = Clock()
+            clock = Clock(run.roles.actor.device)
             row = {"step": 0, "episodes": 0, **_evaluate(run, 0, clock)}
             run.log.metrics({**row, **clock.metrics()})
             run.screen.row(row)
@@ -51,14 +53,16 @@ def train(run: Run, state: State) -> State:
 
 def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     """One on-policy phase, from prompts to a logged row."""
-    clock, step, seed = Clock(), state.step + 1, derive_seed(run.config.training.seed, state.step)
+    clock, step, seed = Clock(run.roles.actor.device), state.step + 1, derive_seed(run.config.training.seed, state.step)
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
     phase = play(run, episodes, step, seed, clock)
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
     with clock("score"):
         epochs = split_phase(forward_lengths(phase.batch), run.split, seed)
         skip_old = not warming_up and is_on_policy(epochs, run.recipe)
-        scored_batch, score_metrics = score_tokens(phase.batch, epochs[0], run.roles, run.recipe, skip_old)
+        scored_batch, score_metrics = score_tokens(
+            phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase)
+        )
         generator = torch.Generator().manual_seed(derive_seed(seed, "filtration"))
         train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
     with clock("update"):
@@ -86,14 +90,36 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     if run.eval_prompts and _due(run, before, state, run.posture.eval_every):
         row |= _evaluate(run, step, clock)
         state = _note_best(run, state, row)
-    tokens = {
-        "rollout": sum(s.num_response_tokens for s in phase.samples),
-        "update": int(forward_lengths(train_batch).sum()),
-    }
+    work = _work(run, phase, train_batch, old=score_metrics["policy/old_forwards"] > 0, warming_up=warming_up)
+    tokens = {"rollout": work.rollout_scored, "update": work.update_read}
+    times = clock.metrics(tokens, episodes) | run.floor.shares(work.operations(run.floor), clock.seconds)
     run.log.samples(step, phase.scored[: run.config.logging.samples_per_phase])
-    run.log.metrics({**row, **clock.metrics(tokens, episodes)})
-    run.screen.row({**row, **clock.metrics(tokens, episodes)})
+    run.log.metrics({**row, **times})
+    run.screen.row({**row, **times})
     return state, row
+
+
+def _value_parts(run: Run, phase: Phase) -> Minibatch:
+    """The critic's pass before the update, in its own larger batches: nothing is kept for a backward."""
+    return micro_batches(torch.arange(phase.batch.num_rows), forward_lengths(phase.batch), run.value_split)
+
+
+def _work(run: Run, phase: Phase, train_batch: TrainBatch, old: bool, warming_up: bool) -> Work:
+    """What the turn computed; a prompt asked for several times is read once."""
+    prompts = {s.prompt.row: len(s.prompt.token_ids) for s in phase.samples}
+    sampled, epochs = sum(s.num_response_tokens for s in phase.samples), run.config.algorithm.ppo_epochs
+    return Work(
+        rollout_read=sum(prompts.values()) + sampled,
+        rollout_scored=sampled,
+        score_read=int(forward_lengths(phase.batch).sum()),
+        score_scored=int(phase.batch.mask.sum()),
+        update_read=int(forward_lengths(train_batch).sum()),
+        update_scored=int(train_batch.mask.sum()),
+        old=old,
+        reference=run.roles.reference is not None,
+        actor_epochs=0 if warming_up else epochs,
+        critic_epochs=0 if run.critic is None else epochs,
+    )
 
 
 def _steer(run: Run, measured: Mapping[str, float], with_token: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from klimb.config.posture import Posture
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
 from klimb.data.prompts import PromptStream
+from klimb.floor import Floor
 from klimb.follow import Follow
 from klimb.learn import Roles
 from klimb.recipe import Recipe
@@ -52,6 +53,8 @@ class Run:
     components: tuple[RewardComponent, ...]
     reward_settings: RewardSettings
     moments: Moments
+    floor: Floor
+    value_split: Split
     log: RunLog
     screen: Screen
 

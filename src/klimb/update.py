@@ -8,8 +8,9 @@ step and is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -18,11 +19,11 @@ from torch.optim.optimizer import Optimizer
 from transformers import PreTrainedModel
 
 from klimb.algos import kl
-from klimb.algos.loss import LossStats, policy_loss, value_loss
+from klimb.algos.loss import OF_SINGLE_TOKENS, LossStats, policy_loss, value_loss
 from klimb.algos.ops import token_weights
 from klimb.batch import Minibatch, trimmed
 from klimb.learn import policy_metrics
-from klimb.models.forward import token_scores, token_values
+from klimb.models.forward import backward_scores, can_fuse, token_scores, token_values
 from klimb.models.load import Critic
 from klimb.recipe import Recipe
 from klimb.selection import Metrics
@@ -158,35 +159,102 @@ def _weights(batch: TrainBatch, micros: Minibatch, recipe: Recipe) -> Tensor:
     return weights
 
 
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the policy's loss reads of some tokens beside their log-probs, all [., .]: of a micro-batch [B, T], or of a
+    slice of its masked-in tokens [1, n]. old None: the new log-probs are the old ones. weight: of each token's loss."""
+
+    old: Tensor | None
+    ref: Tensor | None
+    advantages: Tensor
+    correction: Tensor | None
+    mask: Tensor
+    weight: Tensor
+
+    @staticmethod
+    def of(part: TrainBatch, weight: Tensor) -> View:
+        return View(
+            old=part.old_logprobs,
+            ref=part.ref_logprobs,
+            advantages=part.advantages,
+            correction=part.correction,
+            mask=part.mask,
+            weight=weight,
+        )
+
+    def flat(self) -> View:
+        """The masked-in tokens in one row."""
+        return self._map(lambda x: x[self.mask][None])
+
+    def at(self, tokens: slice) -> View:
+        return self._map(lambda x: x[:, tokens])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> View:
+        def maybe(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
+
+        return View(
+            old=maybe(self.old),
+            ref=maybe(self.ref),
+            advantages=change(self.advantages),
+            correction=maybe(self.correction),
+            mask=change(self.mask),
+            weight=change(self.weight),
+        )
+
+
+@dataclass(kw_only=True)
+class Losses:
+    """The policy's loss over the pieces of one optimizer step, and the sums its metrics are made of."""
+
+    recipe: Recipe
+    kl_coef: float
+    tally: Tally
+    finite: bool = True
+    sums: dict[str, float] = field(default_factory=dict[str, float])
+
+    def of_slice(self, flat: View, logprobs: Tensor, entropy: Tensor, at: slice) -> Tensor:
+        """`add` for a slice [n] of a micro-batch's masked-in tokens."""
+        return self.add(logprobs[None], entropy[None], flat.at(at))
+
+    def add(self, logprobs: Tensor, entropy: Tensor, view: View) -> Tensor:
+        """Loss of these tokens, weighted: policy loss + coef KL - entropy bonus."""
+        r = self.recipe
+        old = logprobs.detach() if view.old is None else view.old
+        token_loss, stats = policy_loss(r.policy_loss, logprobs, old, view.advantages, view.mask, **r.loss_args)
+        if view.correction is not None:
+            token_loss = token_loss * view.correction
+        losses = {"policy/loss": (token_loss * view.weight).sum()}
+        if r.kl_in_loss:
+            assert view.ref is not None
+            losses["policy/kl_loss"] = (kl.estimate(r.kl_loss_estimator, logprobs, view.ref) * view.weight).sum()
+        total = losses["policy/loss"] + self.kl_coef * losses.get("policy/kl_loss", 0.0)
+        if r.entropy_coef > 0:
+            total = total - r.entropy_coef * (entropy * view.weight).sum()
+        self.finite = self.finite and bool(torch.isfinite(total))
+        for name, value in losses.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value.detach())
+        self.tally.add_stats("policy", stats)
+        return total
+
+
 def _actor_step(actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: Tensor | None) -> None:
     """first [B, T]: filled with the log-probs of this step's forward."""
     model, recipe = cast(PreTrainedModel, actor.module), work.recipe
-    finite, sums = True, dict[str, float]()
+    losses = Losses(recipe=recipe, kl_coef=kl_coef, tally=tally)
+    fuse = recipe.policy_loss in OF_SINGLE_TOKENS and can_fuse(model)
     for rows, part, weight in work.parts(model.device):
-        scores = token_scores(model, part.tokens, part.attention, part.mask, recipe.temperature, recipe.dtype)
+        view = View.of(part, weight)
+        inputs = (model, part.tokens, part.attention, part.mask, recipe.temperature)
+        if fuse:
+            scores = backward_scores(*inputs, partial(losses.of_slice, view.flat()), recipe.dtype)
+        else:
+            scores = token_scores(*inputs, recipe.dtype)
+            losses.add(scores.logprobs, scores.entropy, view).backward()
         if first is not None:
             first[rows, : part.tokens.shape[1]] = scores.logprobs.detach().to(first.device)
-        old = scores.logprobs.detach() if part.old_logprobs is None else part.old_logprobs
-        token_loss, stats = policy_loss(
-            recipe.policy_loss, scores.logprobs, old, part.advantages, part.mask, **recipe.loss_args
-        )
-        if part.correction is not None:
-            token_loss = token_loss * part.correction
-        losses = {"policy/loss": (token_loss * weight).sum()}
-        if recipe.kl_in_loss:
-            assert part.ref_logprobs is not None
-            per_token = kl.estimate(recipe.kl_loss_estimator, scores.logprobs, part.ref_logprobs)
-            losses["policy/kl_loss"] = (per_token * weight).sum()
-        total = losses["policy/loss"] + kl_coef * losses.get("policy/kl_loss", 0.0)
-        if recipe.entropy_coef > 0:
-            total = total - recipe.entropy_coef * (scores.entropy * weight).sum()
-        finite = finite and bool(torch.isfinite(total))
-        total.backward()
-        for name, value in losses.items():
-            sums[name] = sums.get(name, 0.0) + float(value.detach())
-        tally.add_stats("policy", stats)
         tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))
-    _step(actor, finite, recipe.max_grad_norm, "policy", sums, tally, work.is_empty)
+    _step(actor, losses.finite, recipe.max_grad_norm, "policy", losses.sums, tally, work.is_empty)
 
 
 def _critic_step(critic: Trainable, work: Work, tally: Tally) -> None:

@@ -85,6 +85,8 @@ DEFAULTS: dict[str, Any] = {
     "critic.warmup_phases": 0,
     "reward_model.model_path": None,
     "reward_model.reward_batch_size": 512,
+    "training.activation_checkpointing": False,
+    "training.keep_freed_memory": "auto",
     "reward_model.functions": (),
     "reward_model.clip": "auto",
     "reward_model.normalize": "none",

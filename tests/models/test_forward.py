@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from klimb.models import forward
+from klimb.models.attention import NAME
 from klimb.models.forward import token_scores, token_values
 from klimb.models.load import Critic, critic_from
 from tests.tiny_models import ARCHITECTURES, VOCAB, tiny_model
@@ -87,6 +88,7 @@ def model_with_logits(table: list[list[float]]) -> PreTrainedModel:
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config).eval()
+    model.set_attn_implementation(NAME)
     with torch.no_grad():
         for parameter in model.model.layers.parameters():
             parameter.zero_()

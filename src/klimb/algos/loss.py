@@ -178,6 +178,10 @@ POLICY_LOSSES: dict[str, Callable[..., tuple[Tensor, Flags]]] = {
 }
 
 
+OF_SINGLE_TOKENS = ("clip", "cispo", "sapo", "reinforce")
+"""Losses whose value at a token needs no other token's log-prob, so that a batch may be cut anywhere."""
+
+
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Flags]:

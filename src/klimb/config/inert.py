@@ -110,10 +110,13 @@ def _rows(config: RunConfig, p: Posture) -> Why:
 
 def _elsewhere(config: RunConfig) -> Why:
     r, functions = config.actor_rollout_ref, config.reward_model.functions
-    if not r.use_dynamic_bsz and config.reward_model.model_path is None:
-        yield "actor_rollout_ref.max_tokens_per_micro_batch", "use_dynamic_bsz is false and there is no reward model"
-    if config.reward_model.model_path is None:
-        yield "reward_model.reward_batch_size", "there is no reward model"
+    if config.reward_model.model_path is None and not config.needs_critic:
+        yield "reward_model.reward_batch_size", "there is neither a reward model nor a critic"
+        if not r.use_dynamic_bsz:
+            yield (
+                "actor_rollout_ref.max_tokens_per_micro_batch",
+                "use_dynamic_bsz is false and there is neither a reward model nor a critic",
+            )
     if not config.data.eval_files:
         for key in EVAL_KEYS:
             yield f"eval.{key}", "data.eval_files is empty"

@@ -48,7 +48,7 @@ class RolloutConfig(Section):
     use_dynamic_bsz: bool = True
     """Split forwards by max_tokens_per_micro_batch instead of by micro_batch_size rows; the result is the same."""
     max_tokens_per_micro_batch: Positive = 16384
-    """Token budget of one forward, padding included, when use_dynamic_bsz is true."""
+    """Token budget of one forward when use_dynamic_bsz is true, and of the reward model's and the critic's."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -100,7 +100,7 @@ class RewardConfig(Section):
     model_path: str | None = None
     """Folder of a sequence classifier with one label; null: no learned reward."""
     reward_batch_size: Positive = 512
-    """Most rows in one forward of the reward model."""
+    """Most rows in one forward of the reward model, and of the critic before the update."""
     functions: Annotated[tuple[RewardFunctionConfig, ...], Field(strict=False)] = ()
     """Reward functions; the score is the weighted sum of all and of the reward model (weight 1)."""
     clip: Annotated[tuple[Finite, Finite], Field(strict=False)] | Auto | None = "auto"
@@ -173,6 +173,12 @@ class TrainingConfig(Section):
     """Episodes between checkpoints; the last state is always saved."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints kept, and the best by eval.metric beside them."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of every block in a forward and compute the rest again in backward: less memory, more time,
+    the same numbers."""
+    keep_freed_memory: bool | Auto = "auto"
+    """Let the C library keep memory that was freed for the next tensor, instead of handing it back to the kernel:
+    faster steps for a higher peak; auto: true on a CPU. Only glibc can."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Compute dtype; auto: bfloat16 on GPUs that have it, float32 on a CPU. Master weights are float32."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -2,12 +2,14 @@
 """Passes over rows: token log-probs, entropy and values. The only file that shifts.
 
 A causal model's hidden state at position t-1 predicts token t, so every quantity of token t is read from the
-hidden state before it. Only masked-in positions reach the head, in chunks, so memory never grows with
-tokens x vocabulary: without gradients a chunk's logits are dropped, with gradients they are recomputed in backward.
+hidden state before it. Rows go through the model end to end, without padding. Only masked-in positions reach the
+head, in chunks, so memory never grows with tokens x vocabulary: without gradients a chunk's logits are dropped, with
+gradients they are recomputed in backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from klimb.models.attention import Packed, through
 from klimb.models.load import Critic, body_of, head_of
 
-CHUNK_LOGITS = 2**24
-"""Logits computed at once: 64 MiB in float32, a few of these live at the same time."""
+CHUNK_LOGITS = 2**23
+"""Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +51,100 @@ def token_scores(
     """Log-probability and entropy of the distribution each masked-in token was sampled from.
 
     Logits are divided by the temperature, log-softmax is taken in float32. Differentiable in the model's
-    weights when gradients are on. Padding may stand on either side: positions come from the attention mask.
+    weights when gradients are on. Padding may stand on either side: no model sees it.
     """
     with autocast(tokens.device, dtype):
-        hidden = _hidden(body_of(model), tokens, attention)
-        before = hidden[:, :-1][mask[:, 1:]]
-        logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[:, 1:][mask[:, 1:]], temperature)
+        hidden, place = _hidden(body_of(model), tokens, attention)
+        before = hidden.index_select(0, place[mask] - 1)
+        logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
+
+
+LossOf = Callable[[Tensor, Tensor, slice], Tensor]
+"""Log-probs [n] and entropies [n] of masked-in tokens, and which of all masked-in tokens these are -> their loss."""
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Whether the head is a plain matrix, whose gradient `backward_scores` knows how to write."""
+    head = head_of(model)
+    return type(head) is nn.Linear and cast(Tensor | None, head.bias) is None and type(head.weight) is nn.Parameter
+
+
+def backward_scores(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "b t"],
+    attention: Bool[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    temperature: float,
+    loss_of: LossOf,
+    dtype: torch.dtype = torch.float32,
+) -> TokenScores:
+    """`token_scores` and the backward of a loss of single tokens in one go: no logits are computed twice.
+
+    While a chunk's logits are there, the gradient of its tokens' loss by their log-probs and entropies gives that by
+    the logits, and so by hidden states and head at once: d logp_y = onehot_y - p, d H = -p (log p + H). Gradients are
+    added to the weights' .grad. For losses whose value at one token needs no other token's log-prob; the others go
+    through `token_scores`. Returned scores carry no gradient.
+    """
+    head = head_of(model)
+    weight = cast(nn.Parameter, head.weight)
+    with autocast(tokens.device, dtype):
+        hidden, place = _hidden(body_of(model), tokens, attention)
+        before = hidden.index_select(0, place[mask] - 1)
+    targets, leaf = tokens[mask], before.detach()
+    by_hidden = torch.zeros_like(leaf)
+    logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    rows = max(1, CHUNK_LOGITS // weight.shape[0])
+    for start in range(0, len(leaf), rows):
+        at = slice(start, start + rows)
+        with torch.no_grad(), autocast(tokens.device, dtype):
+            logits = _logits(head, leaf[at], temperature)
+            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(logits, targets[at], temperature, at, loss_of)
+            by_logits = by_logits.to(leaf.dtype)
+            by_hidden[at] = by_logits @ weight
+            weight.grad.addmm_(by_logits.T.to(weight.dtype), leaf[at].to(weight.dtype))
+    before.backward(by_hidden)
+    return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
+
+
+def _gradient_by_logits(
+    logits: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the chunk's loss by the head's output [n, V]; log-probs [n]; entropies [n]."""
+    y = targets.unsqueeze(-1)
+    p, logprobs, entropy = _scores(logits, y)
+    with torch.enable_grad():
+        leaves = (logprobs.detach().requires_grad_(), entropy.detach().requires_grad_())
+        loss = loss_of(*leaves, at)
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    by_logprob, by_entropy = (
+        None if g is None else g.unsqueeze(-1) / temperature for g in cast(tuple[Tensor | None, Tensor | None], found)
+    )
+    factor = torch.zeros_like(y, dtype=p.dtype) if by_logprob is None else -by_logprob
+    if by_entropy is not None:  # d H / d logits = -p (log p + H)
+        normaliser = logits.gather(-1, y) - logprobs.unsqueeze(-1)
+        factor = factor - by_entropy * (logits - normaliser + entropy.unsqueeze(-1))
+    out = p.mul_(factor)
+    return out if by_logprob is None else out.scatter_add_(-1, y, by_logprob), logprobs, entropy
+
+
+def _logits(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+    """Float32 [n, V], divided by the temperature."""
+    logits = head(hidden).float()
+    return logits if temperature == 1 else logits / temperature
+
+
+def _scores(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [n, V], and log-probs [n] of y [n, 1] and entropies [n] of the same distributions.
+
+    The largest probability is exp(largest logit - normaliser), which saves a pass over all exponentials.
+    """
+    p = logits.softmax(dim=-1)
+    normaliser = logits.amax(dim=-1) - p.amax(dim=-1).log()
+    logprobs = logits.gather(-1, y).squeeze(-1) - normaliser
+    return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
 
 
 def token_values(
@@ -65,7 +155,9 @@ def token_values(
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
-    return _values(critic, _critic_hidden(critic, tokens, attention, dtype), mask)
+    with autocast(tokens.device, dtype):
+        hidden, place = _hidden(critic.body, tokens, attention)
+    return _values(critic, hidden, place, mask)
 
 
 def values_and_end(
@@ -76,36 +168,29 @@ def values_and_end(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
-    hidden = _critic_hidden(critic, tokens, attention, dtype)
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, places, 0).amax(dim=1)
-    end = critic.head(hidden[torch.arange(len(mask), device=mask.device), last].float()).squeeze(-1)
-    return _values(critic, hidden, mask), torch.where(mask.any(dim=1), end, 0.0)
-
-
-def _critic_hidden(critic: Critic, tokens: Tensor, attention: Tensor, dtype: torch.dtype) -> Tensor:
     with autocast(tokens.device, dtype):
-        return _hidden(critic.body, tokens, attention)
+        hidden, place = _hidden(critic.body, tokens, attention)
+    last = torch.where(mask, place, 0).amax(dim=1)
+    end = critic.head(hidden[last].float()).squeeze(-1)
+    return _values(critic, hidden, place, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
-def _values(critic: Critic, hidden: Tensor, mask: Tensor) -> Tensor:
-    before = hidden[:, :-1][mask[:, 1:]].float()
+def _values(critic: Critic, hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:
+    before = hidden.index_select(0, place[mask] - 1).float()
     return _spread(critic.head(before).squeeze(-1), mask)
 
 
-def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> Tensor:
-    """Last hidden states [B, T, H].
-
-    Right-padded rows need no attention mask under causal attention: no real token can see a pad behind it. That
-    keeps the fast kernel. With pads in front, mask and positions are given. Pads are replaced by the row's first
-    token: kernels multiply what a pad holds by 0, and the embedding of an untrained pad token may be NaN.
-    """
-    tokens = torch.where(attention, tokens, tokens.gather(1, attention.long().argmax(dim=1, keepdim=True)))
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    if bool((attention[:, 1:] & ~attention[:, :-1]).any()):
-        positions = (attention.long().cumsum(dim=1) - 1).clamp(min=0)
-        return body(input_ids=tokens, attention_mask=attention.long(), position_ids=positions, use_cache=False)[0]
-    return body(input_ids=tokens, position_ids=positions, use_cache=False)[0]
+def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    """Last hidden states [N, H] of the N real tokens, rows end to end and the longest first, so that rows of one length
+    are neighbours; and where each token of [B, T] stands among them, -1 for padding."""
+    lengths = attention.sum(dim=1)
+    order = lengths.argsort(descending=True, stable=True)
+    real = attention[order]
+    place = torch.full_like(tokens, -1)
+    place[order] = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, -1)
+    positions = (real.long().cumsum(dim=1) - 1)[real]
+    packed = Packed.of(lengths[order].tolist())
+    return through(body, tokens[order][real][None], positions[None], packed)[0], place
 
 
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -125,11 +210,7 @@ def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperatur
 
 
 def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() / temperature
-    normaliser = logits.logsumexp(dim=-1)
-    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
-    entropy = normaliser - ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(dim=-1)
-    return logprobs, entropy
+    return _scores(_logits(head, hidden, temperature), targets.unsqueeze(-1))[1:]
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from transformers.utils.logging import disable_progress_bar
 
 from klimb.errors import MissingExtra, ModelError
+from klimb.models.attention import NAME, check_attention
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -64,7 +65,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) -> PreTrainedModel:
-    """Float32 weights, sdpa attention, eval mode. Refuses a folder whose weights do not fit its config."""
+    """Float32 weights, klimb's attention, eval mode. Refuses a folder whose weights do not fit its config."""
     model, info = _load(AutoModelForCausalLM, folder, trust_remote_code, "a causal language model")
     # With tied embeddings a classifier fills a language model as well: only its own head is left over.
     if any(str(key).startswith("score.") for key in info["unexpected_keys"]):
@@ -74,6 +75,7 @@ def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) 
         )
     cast(nn.Module, model).to(device).eval()
     check_head(model)
+    check_attention(body_of(model))
     return model
 
 
@@ -120,7 +122,7 @@ def _load(auto_class: Any, folder: Path, trust_remote_code: bool, role: str) -> 
         loaded: Any = auto_class.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation=NAME,
             trust_remote_code=trust_remote_code,
             local_files_only=True,
             output_loading_info=True,
@@ -136,17 +138,18 @@ def _load(auto_class: Any, folder: Path, trust_remote_code: bool, role: str) -> 
 
 def check_head(model: PreTrainedModel) -> None:
     """The passes run the body and the output embedding themselves; refuse a model that does more than that."""
-    ids = torch.arange(1, 5, device=model.device).unsqueeze(0) % model.config.get_text_config().vocab_size
-    with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=False).logits
-        parts = head_of(model)(body_of(model)(input_ids=ids, use_cache=False).last_hidden_state)
     # A cap shows only on large logits, which a barely trained model does not have: its key is looked at too.
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None
-    if capped or whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4, rtol=1e-4):
-        raise ModelError(
-            f"{model.config.model_type}: this architecture changes its logits after the output embedding "
-            "(soft-capping or scaling), which klimb's chunked head does not do yet"
-        )
+    if getattr(model.config.get_text_config(), "final_logit_softcapping", None) is None:
+        ids = torch.arange(1, 5, device=model.device).unsqueeze(0) % model.config.get_text_config().vocab_size
+        with torch.no_grad():
+            whole = model(input_ids=ids, use_cache=False).logits
+            parts = head_of(model)(body_of(model)(input_ids=ids, use_cache=False).last_hidden_state)
+        if whole.shape == parts.shape and torch.allclose(whole, parts, atol=1e-4, rtol=1e-4):
+            return
+    raise ModelError(
+        f"{model.config.model_type}: this architecture changes its logits after the output embedding "
+        "(soft-capping or scaling), which klimb's chunked head does not do yet"
+    )
 
 
 def body_of(model: PreTrainedModel) -> nn.Module:
@@ -180,6 +183,7 @@ def critic_from(model: PreTrainedModel) -> Critic:
 def load_critic(folder: Path, trust_remote_code: bool, device: torch.device) -> Critic:
     """A body from any folder; its value head too when klimb wrote one there."""
     body, _ = _load(AutoModel, folder, trust_remote_code, "a critic's body")
+    check_attention(body.eval())
     critic = Critic(body)
     if (folder / VALUE_HEAD).is_file():
         try:

@@ -1,95 +1,214 @@
-"""A preallocated key/value cache whose rows stand at different positions.
+"""Keys and values of the rows in flight: a prompt's once, however many responses are written to it.
 
-transformers' static cache has one position for all rows, and its dynamic cache is concatenated anew for every
-token (docs/adr/002). Here row i's next token goes to its own position, the rows in use are always the first n,
-and a row leaves by letting the last one take its place.
+The rows in use are always the first n, and a row leaves by letting the last one take its place; prompts likewise. The
+decode reads a prompt's keys and values once for all its rows (as in Juravsky et al. 2024, arXiv 2402.05099, section 3).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from torch.nn.functional import pad
+
+from klimb.models.attention import Packed
+
+GROWTH = 32
+"""Places by which responses grow together: keys and values with little unused between them are read faster."""
 
 
-class RowLayer(CacheLayerMixin):
-    """Keys and values [rows, heads, length, dim] of one layer."""
+@dataclass
+class _Layer:
+    """Prompts [prompts, key heads, longest, d] and responses [rows, key heads, length, d] of one layer."""
 
-    def __init__(self, cache: RowCache) -> None:
-        super().__init__()
-        self._cache = cache
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, length = self._cache.rows, self._cache.length
-        self.keys = key_states.new_zeros(rows, key_states.shape[1], length, key_states.shape[3])
-        self.values = value_states.new_zeros(rows, value_states.shape[1], length, value_states.shape[3])
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append one token to each of the first n rows at its own position; return what those rows may see."""
-        assert self.keys is not None and self.values is not None and key_states.shape[2] == 1
-        n, cache = key_states.shape[0], self._cache
-        where = (cache.row_index[:n], slice(None), cache.position[:n])
-        self.keys[where] = key_states[:, :, 0]
-        self.values[where] = value_states[:, :, 0]
-        return self.keys[:n, :, : cache.visible], self.values[:n, :, : cache.visible]
-
-    def put(self, row: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Fill rows [R] from the start with keys and values [R, heads, t, dim] of their prompts."""
-        if not self.is_initialized:
-            self.lazy_initialization(keys, values)
-        assert self.keys is not None and self.values is not None
-        self.keys[row, :, : keys.shape[2]] = keys
-        self.values[row, :, : values.shape[2]] = values
-
-    def move(self, source: int, target: int, length: int) -> None:
-        assert self.keys is not None and self.values is not None
-        self.keys[target, :, :length] = self.keys[source, :, :length]
-        self.values[target, :, :length] = self.values[source, :, :length]
-
-    def grow(self, length: int) -> None:
-        if self.keys is None or self.values is None:
-            return
-        extra = (0, 0, 0, length - self.keys.shape[2])
-        self.keys = torch.nn.functional.pad(self.keys, extra)
-        self.values = torch.nn.functional.pad(self.values, extra)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cache.visible, 0
-
-    def get_seq_length(self) -> int:
-        return self._cache.visible - 1
-
-    def get_max_length(self) -> int:
-        return -1
+    prompt_keys: Tensor
+    prompt_values: Tensor
+    keys: Tensor
+    values: Tensor
 
 
-class RowCache(Cache):
-    """All layers, with the position of each row's next token.
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """Where the rows stand while one token is decoded for each. row, position (in its response), prompt and seat (among
+    its prompt's rows), all int64 [n]; even: the rows are all at the last place; dense: they lie prompt after prompt, as
+    many of each; seats: of the prompt with most rows; longest, width: places of prompts and of responses that are
+    looked at; unseen bool [n, 1, 1, longest + width], None when every row sees every place."""
 
-    position int64 [rows]; visible: how many places the longest row in use reaches, the new token included.
+    row: Tensor
+    position: Tensor
+    prompt: Tensor
+    seat: Tensor
+    even: bool
+    dense: bool
+    prompts: int
+    seats: int
+    longest: int
+    width: int
+    unseen: Tensor | None
+
+    def seated(self, x: Tensor) -> Tensor:
+        """[n, key heads, per, c] -> [prompts, key heads, seats x per, c]: the rows of a prompt side by side."""
+        if self.dense:
+            return x.unflatten(0, (self.prompts, self.seats)).transpose(1, 2).flatten(2, 3)
+        table = x.new_zeros(self.prompts, self.seats, *x.shape[1:])
+        table[self.prompt, self.seat] = x
+        return table.transpose(1, 2).flatten(2, 3)
+
+    def unseated(self, x: Tensor) -> Tensor:
+        table = x.unflatten(2, (self.seats, -1)).transpose(1, 2)
+        return table.flatten(0, 1) if self.dense else table[self.prompt, self.seat]
+
+
+class RowCache:
+    """rows: most rows at once; longest: of the prompts; length: places for responses at the start, grown when needed.
+
+    The attention of a decode step. prompt_lengths: of each prompt held; prompt_of, written: prompt and tokens of each
+    row in use.
     """
 
-    def __init__(self, num_layers: int, rows: int, length: int, device: torch.device) -> None:
-        self.rows, self.length, self.visible = rows, length, 1
-        self.row_index = torch.arange(rows, device=device)
-        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.row_layers = [RowLayer(self) for _ in range(num_layers)]
-        super().__init__(layers=list(self.row_layers))
+    def __init__(self, rows: int, longest: int, length: int, device: torch.device) -> None:
+        self._rows, self._longest, self._length, self._device = rows, longest, length, device
+        self._layers: list[_Layer] = []
+        self._step: _Step | None = None
+        self.prompt_lengths, self.prompt_of, self.written = list[int](), list[int](), list[int]()
 
-    def reserve(self, longest: int) -> None:
-        """Make place for rows of this length and show that many places; grows by half, rarely."""
-        self.visible = longest
-        if longest > self.length:
-            self.length = max(longest, self.length + self.length // 2)
-            for layer in self.row_layers:
-                layer.grow(self.length)
+    def add_prompts(self, lengths: Sequence[int]) -> Reading:
+        """The attention that reads these prompts, in this order, into the next free places."""
+        first = len(self.prompt_lengths)
+        self.prompt_lengths.extend(lengths)
+        return Reading(self, first, tuple(lengths))
 
-    def replace(self, target: int, source: int) -> None:
-        """Row `target` becomes row `source`."""
-        length = int(self.position[source])
-        for layer in self.row_layers:
-            layer.move(source, target, length)
-        self.position[target] = self.position[source]
+    def add_rows(self, prompts: Sequence[int]) -> None:
+        self.prompt_of.extend(prompts)
+        self.written.extend([0] * len(prompts))
+
+    def positions(self) -> Tensor:
+        """Where each row's next token stands in its sequence, int64 [n]."""
+        behind = [self.prompt_lengths[p] + w for p, w in zip(self.prompt_of, self.written, strict=True)]
+        return self._ints(behind)
+
+    def begin_step(self) -> None:
+        """Make place for one token more in every row."""
+        prompt, written = self._ints(self.prompt_of), self._ints(self.written)
+        width, longest = max(self.written) + 1, max(self.prompt_lengths)
+        if width > self._length:
+            self._grow(self._length + GROWTH)
+        taken, seat = Counter[int](), list[int]()
+        for p in self.prompt_of:
+            seat.append(taken[p])
+            taken[p] += 1
+        even, seats = min(self.written) + 1 == width, max(taken.values())
+        unseen = None
+        if not even or min(self.prompt_lengths) < longest:
+            places = torch.arange(max(longest, width), device=self._device)
+            lengths = self._ints(self.prompt_lengths)[prompt]
+            parts = [places[:longest] >= lengths[:, None], places[:width] > written[:, None]]
+            unseen = torch.cat(parts, dim=1)[:, None, None]
+        self._step = _Step(
+            row=torch.arange(len(written), device=self._device),
+            position=written,
+            prompt=prompt,
+            seat=self._ints(seat),
+            even=even,
+            dense=self.prompt_of == [i // seats for i in range(len(self.prompt_lengths) * seats)],
+            prompts=len(self.prompt_lengths),
+            seats=seats,
+            longest=longest,
+            width=width,
+            unseen=unseen,
+        )
+        self.written = [w + 1 for w in self.written]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """One token per row: query [n, heads, 1, d] -> [n, 1, heads, d]."""
+        s, kv = self._step, self._layers[layer]
+        assert s is not None, "begin_step comes first"
+        n = len(query)
+        if s.even:
+            kv.keys[:n, :, s.width - 1] = key[:, :, 0]
+            kv.values[:n, :, s.width - 1] = value[:, :, 0]
+        else:
+            kv.keys[s.row, :, s.position] = key[:, :, 0]
+            kv.values[s.row, :, s.position] = value[:, :, 0]
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        q = (query[:, :, 0] * scale).unflatten(1, (key.shape[1], -1))
+        of_prompt = s.unseated(s.seated(q) @ kv.prompt_keys[: s.prompts, :, : s.longest].transpose(2, 3))
+        own = q @ kv.keys[:n, :, : s.width].transpose(2, 3)
+        scores = torch.cat([of_prompt, own], dim=-1)
+        if s.unseen is not None:
+            scores = scores.masked_fill_(s.unseen, float("-inf"))
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        of_prompt, own = weights.split([s.longest, s.width], dim=-1)
+        out = own @ kv.values[:n, :, : s.width]
+        out += s.unseated(s.seated(of_prompt) @ kv.prompt_values[: s.prompts, :, : s.longest])
+        return out.flatten(1, 2).unsqueeze(1)
+
+    def put(self, layer: int, first: int, lengths: Sequence[int], key: Tensor, value: Tensor) -> None:
+        """Keep keys and values [1, key heads, N, d] of prompts that lie end to end, from place `first` on."""
+        if layer == len(self._layers):
+            self._layers.append(self._new_layer(key, value))
+        kv = self._layers[layer]
+        parts = zip(key[0].split(list(lengths), dim=1), value[0].split(list(lengths), dim=1), strict=True)
+        for place, (k, v) in enumerate(parts, start=first):
+            kv.prompt_keys[place, :, : k.shape[1]] = k
+            kv.prompt_values[place, :, : v.shape[1]] = v
+
+    def leave(self, row: int) -> None:
+        """The last row takes the place of this one; a prompt nobody writes to any more makes way likewise."""
+        prompt, last = self.prompt_of[row], len(self.prompt_of) - 1
+        if row != last:
+            n = self.written[last]
+            for kv in self._layers:
+                kv.keys[row, :, :n] = kv.keys[last, :, :n]
+                kv.values[row, :, :n] = kv.values[last, :, :n]
+            self.prompt_of[row], self.written[row] = self.prompt_of[last], self.written[last]
+        self.prompt_of.pop()
+        self.written.pop()
+        if prompt not in self.prompt_of:
+            self._drop_prompt(prompt)
+
+    def _drop_prompt(self, prompt: int) -> None:
+        last = len(self.prompt_lengths) - 1
+        if prompt != last:
+            n = self.prompt_lengths[last]
+            for kv in self._layers:
+                kv.prompt_keys[prompt, :, :n] = kv.prompt_keys[last, :, :n]
+                kv.prompt_values[prompt, :, :n] = kv.prompt_values[last, :, :n]
+            self.prompt_lengths[prompt] = self.prompt_lengths[last]
+            self.prompt_of = [prompt if p == last else p for p in self.prompt_of]
+        self.prompt_lengths.pop()
+
+    def _new_layer(self, key: Tensor, value: Tensor) -> _Layer:
+        def places(like: Tensor, count: int) -> Tensor:
+            return like.new_zeros(self._rows, like.shape[1], count, like.shape[3])
+
+        return _Layer(
+            prompt_keys=places(key, self._longest),
+            prompt_values=places(value, self._longest),
+            keys=places(key, self._length),
+            values=places(value, self._length),
+        )
+
+    def _grow(self, length: int) -> None:
+        for kv in self._layers:
+            kv.keys = pad(kv.keys, (0, 0, 0, length - self._length))
+            kv.values = pad(kv.values, (0, 0, 0, length - self._length))
+        self._length = length
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+class Reading:
+    """The attention of prompts that lie end to end and go into a cache."""
+
+    def __init__(self, cache: RowCache, first: int, lengths: tuple[int, ...]) -> None:
+        self._cache, self._first, self._lengths = cache, first, lengths
+        self._packed = Packed.of(lengths)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        self._cache.put(layer, self._first, self._lengths, key, value)
+        return self._packed.attend(layer, query, key, value, scaling)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 BLOCK = 128
 
@@ -23,28 +24,33 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
     logits [N, V] of any float dtype, uniform float64 [N]. Returns int64 [N] and float32 [N]. Temperature 0 takes
     the likeliest token (the lowest id on a tie) and reports its log-probability at temperature 1.
     """
-    logits = logits.float() if temperature == 0 else _keep(logits.float() / temperature, top_p, top_k)
-    logprobs = logits - logits.logsumexp(dim=-1, keepdim=True)
-    token = logits.argmax(dim=-1) if temperature == 0 else _inverse_cdf(logprobs.exp(), uniform)
-    return token, logprobs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+    logits = logits.float() if temperature in (0, 1) else logits.float() / temperature
+    if temperature > 0:
+        logits = _keep(logits, top_p, top_k)
+    probs = logits.softmax(dim=-1)
+    # Two levels, blocks first: a full float64 cumulative sum over a large vocabulary costs several times more.
+    spare = -probs.shape[1] % BLOCK
+    blocks = (pad(probs, (0, spare)) if spare else probs).view(len(probs), -1, BLOCK)
+    block_ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    token = logits.argmax(dim=-1, keepdim=True) if temperature == 0 else _inverse_cdf(blocks, block_ends, uniform)
+    chosen = probs.gather(-1, token.clamp_(max=probs.shape[1] - 1))
+    if bool((chosen <= 0).any()):
+        # Rounding at a block's end can point at a token of probability 0, which was never on offer.
+        token = torch.where(chosen <= 0, probs.argmax(dim=-1, keepdim=True), token)
+        chosen = probs.gather(-1, token)
+    return token.squeeze(-1), chosen.log().squeeze(-1)
 
 
-def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds uniform x total.
+def _inverse_cdf(blocks: Tensor, block_ends: Tensor, uniform: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds uniform x total, int64 [N, 1].
 
-    Two levels, blocks first: a full float64 cumulative sum over a large vocabulary costs several times more.
+    blocks [N, blocks, BLOCK]: probabilities of the tokens; block_ends float64 [N, blocks]: their cumulative sums.
     """
-    n, v = probs.shape
-    padded = torch.nn.functional.pad(probs, (0, -v % BLOCK)).view(n, -1, BLOCK)
-    block_ends = padded.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    goal = (uniform.to(probs.device) * block_ends[:, -1]).unsqueeze(-1)
-    block = torch.searchsorted(block_ends, goal, right=True).clamp(max=padded.shape[1] - 1)
+    goal = (uniform.to(blocks.device) * block_ends[:, -1]).unsqueeze(-1)
+    block = torch.searchsorted(block_ends, goal, right=True).clamp(max=blocks.shape[1] - 1)
     rest = goal - torch.where(block > 0, block_ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
-    inside = padded.gather(1, block.unsqueeze(-1).expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
-    token = (block * BLOCK + torch.searchsorted(inside, rest, right=True)).clamp(max=v - 1)
-    # Rounding at a block's end can point at a token of probability 0, which was never on offer.
-    impossible = probs.gather(-1, token) <= 0
-    return torch.where(impossible, probs.argmax(dim=-1, keepdim=True), token).squeeze(-1)
+    inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
+    return block * BLOCK + torch.searchsorted(inside, rest, right=True).clamp(max=BLOCK - 1)
 
 
 def _keep(logits: Tensor, top_p: float, top_k: int) -> Tensor:

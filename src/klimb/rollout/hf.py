@@ -1,34 +1,35 @@
 """Engine `hf`: continuous batching in process, on the actor's own weights. No copy, no sync.
 
 A fixed number of rows decode together. Finished rows leave at once, the last row takes their place, waiting
-requests enter when enough rows are free. A prompt asked for several times is read once. The log-probability of
-each sampled token is recorded as it is drawn; token ids are kept exactly, never made again from text.
+requests enter when enough rows are free. A prompt asked for several times is read, and kept, once. The log-probability
+of each sampled token is recorded as it is drawn; token ids are kept exactly, never made again from text.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from klimb.data.chat import decode_response
 from klimb.errors import ModelError
+from klimb.models.attention import through
 from klimb.models.forward import autocast
 from klimb.models.load import body_of, context_limit, head_of
 from klimb.rollout.base import Progress, Request, Sampling
-from klimb.rollout.cache import RowCache
+from klimb.rollout.blocks import Blocks, fits
+from klimb.rollout.cache import GROWTH, RowCache
 from klimb.rollout.draw import draw, uniforms
+from klimb.rollout.prepacked import PackedLinear, pays, prepacked
 from klimb.types import FinishReason, Sample
 
-PREFILL_TOKENS = 8192
-"""Prompt tokens read in one forward, padding included."""
-SPARE = 64
-"""Places reserved behind the longest prompt at the start; the cache grows from there."""
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Prompt tokens read in one forward, unless one prompt alone is longer; on a CPU few enough to stay in its caches."""
 
 
 @dataclass
@@ -67,7 +68,7 @@ class HFSampler:
             return []
         decoder = _Decoder(self._model, self._tokenizer, sampling, min(self._slots, len(requests)), requests)
         waiting, done = deque(requests), dict[int, tuple[_Row, FinishReason]]()
-        with autocast(self._model.device, self._dtype):
+        with autocast(self._model.device, self._dtype), _stepping(self._model, self._dtype, decoder):
             while waiting or decoder.rows:
                 free = decoder.slots - len(decoder.rows)
                 if waiting and (free >= min(len(waiting), max(1, decoder.slots // 4)) or not decoder.rows):
@@ -117,11 +118,11 @@ class _Decoder:
                 f"{longest + sampling.max_tokens} places, but the model has {limit}; lower max_tokens or leave "
                 "long prompts out"
             )
-        length = longest + min(SPARE, sampling.max_tokens)
-        self._cache = RowCache(model.config.get_text_config().num_hidden_layers, slots, length, device)
+        self._cache = RowCache(slots, longest, min(GROWTH, sampling.max_tokens), device)
         self._uniforms = torch.zeros(slots, sampling.max_tokens, dtype=torch.float64)
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._config, self._device = model.config, device
+        self._device = device
+        self.logits_of: Callable[[Tensor, Tensor, RowCache], Tensor] = self.through_modules
         self._tail = max((len(s.encode()) for s in sampling.stop_strings), default=0) + 8
 
     def admit(self, requests: list[Request]) -> list[tuple[_Row, FinishReason]]:
@@ -129,52 +130,35 @@ class _Decoder:
         by_prompt: dict[tuple[int, ...], list[Request]] = {}
         for request in requests:
             by_prompt.setdefault(request.prompt.token_ids, []).append(request)
-        prompts = sorted(by_prompt, key=len)
-        per_forward = max(1, PREFILL_TOKENS // len(prompts[-1]))
-        start = len(self.rows)
-        logits = list[Tensor]()
-        for at in range(0, len(prompts), per_forward):
-            some = prompts[at : at + per_forward]
-            logits.append(self._read(some, [by_prompt[p] for p in some]))
+        start, logits = len(self.rows), list[Tensor]()
+        most = PREFILL_TOKENS.get(self._device.type, 8192)
+        for prompts in _cut(sorted(by_prompt, key=len, reverse=True), most):
+            logits.append(self._read(prompts, [by_prompt[p] for p in prompts]))
         return self._append(torch.cat(logits), start)
 
     def step(self) -> list[tuple[_Row, FinishReason]]:
         """One more token for every row."""
-        n, cache = len(self.rows), self._cache
-        cache.reserve(max(len(r.request.prompt.token_ids) + len(r.tokens) for r in self.rows))
-        position = cache.position[:n]
-        seen = torch.arange(cache.visible, device=self._device) <= position.unsqueeze(1)
-        hidden = self._body(
-            input_ids=self._last[:n].unsqueeze(1),
-            attention_mask=seen[:, None, None, :],
-            position_ids=position.unsqueeze(1),
-            cache=cache,
-            use_cache=True,
-        )[0]
-        cache.position[:n] += 1
-        return self._append(self._head(hidden[:, 0]), 0)
+        n, positions = len(self.rows), self._cache.positions()
+        self._cache.begin_step()
+        return self._append(self.logits_of(self._last[:n], positions, self._cache), 0)
+
+    def through_modules(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        """The model's own modules, for one token per row: tokens and positions [n] -> logits [n, V]."""
+        return self._head(through(self._body, tokens[:, None], positions[:, None], cache)[:, 0])
 
     def _read(self, prompts: list[tuple[int, ...]], groups: list[list[Request]]) -> Tensor:
-        """Keys and values of the prompts into their requests' rows; logits [requests, V] behind each prompt."""
-        lengths = torch.tensor([len(p) for p in prompts], device=self._device)
-        width = int(lengths.max())
-        tokens = torch.tensor([[*p, *[p[0]] * (width - len(p))] for p in prompts], device=self._device)
-        positions = torch.arange(width, device=self._device).expand_as(tokens)
-        fresh = DynamicCache(config=self._config)
-        hidden = self._body(input_ids=tokens, position_ids=positions, cache=fresh, use_cache=True)[0]
-        last = hidden[torch.arange(len(prompts), device=self._device), lengths - 1]
+        """Keys and values of the prompts into the cache; logits [requests, V] behind each request's prompt."""
+        first, lengths = len(self._cache.prompt_lengths), [len(p) for p in prompts]
+        tokens = torch.tensor([t for p in prompts for t in p], device=self._device)
+        positions = torch.cat([torch.arange(n, device=self._device) for n in lengths])
+        hidden = through(self._body, tokens[None], positions[None], self._cache.add_prompts(lengths))[0]
+        ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
         source = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
-        first = len(self.rows)
-        self.rows.extend(_Row(request) for group in groups for request in group)
-        rows = torch.arange(first, len(self.rows), device=self._device)
-        for layer, read in zip(self._cache.row_layers, fresh.layers, strict=True):
-            assert isinstance(read, DynamicLayer), "layers with another kind of state than keys and values"
-            assert read.keys is not None and read.values is not None
-            layer.put(rows, read.keys[source], read.values[source])
-        self._cache.position[rows] = lengths[source]
-        for i in range(first, len(self.rows)):
-            self._uniforms[i] = uniforms(self.rows[i].request.seed, self._sampling.max_tokens)
-        return self._head(last)[source]
+        self._cache.add_rows([first + i for i, group in enumerate(groups) for _ in group])
+        for request in (request for group in groups for request in group):
+            self._uniforms[len(self.rows)] = uniforms(request.seed, self._sampling.max_tokens)
+            self.rows.append(_Row(request))
+        return self._head(hidden[ends])[source]
 
     def _append(self, logits: Tensor, start: int) -> list[tuple[_Row, FinishReason]]:
         """Draw a token for rows from `start` on, then let finished rows leave."""
@@ -206,10 +190,37 @@ class _Decoder:
 
     def _leave(self, i: int) -> None:
         """The last row takes the place of row i."""
+        self._cache.leave(i)
         last = len(self.rows) - 1
         if i != last:
-            self._cache.replace(i, last)
             self._last[i] = self._last[last]
             self._uniforms[i] = self._uniforms[last]
             self.rows[i] = self.rows[last]
         self.rows.pop()
+
+
+@contextmanager
+def _stepping(model: PreTrainedModel, dtype: torch.dtype, decoder: _Decoder) -> Generator[None]:
+    """Let the decoder's steps go the fastest way that this model and device have."""
+    body, head, rows = body_of(model), head_of(model), decoder.slots
+    if not pays(model, dtype):
+        yield
+    elif fits(body) and type(head) is nn.Linear:
+        blocks, packed_head = Blocks(body, rows), PackedLinear.of([head], rows)
+        decoder.logits_of = lambda tokens, positions, cache: packed_head(blocks(tokens, positions, cache))
+        yield
+    else:
+        with prepacked(model, rows):
+            yield
+
+
+def _cut(prompts: list[tuple[int, ...]], most: int) -> list[list[tuple[int, ...]]]:
+    """Prompts to read in one forward of up to `most` tokens, in their order."""
+    parts, tokens = list[list[tuple[int, ...]]](), 0
+    for prompt in prompts:
+        if not parts or tokens + len(prompt) > most:
+            parts.append([])
+            tokens = 0
+        parts[-1].append(prompt)
+        tokens += len(prompt)
+    return parts

@@ -1,0 +1,108 @@
+"""How near a turn comes to the least time its matrix products need on this machine.
+
+The floor counts the products of the models' linear layers only, at the rate of a product measured when the run starts:
+no attention, no element-wise work, no padding. A share of 0.6 means that all the rest took two thirds as long again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from klimb.models.load import body_of, head_of
+
+SIDE = {"cpu": 768, "cuda": 8192}
+REPEATS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Floating-point operations of one forward: of the body per token read, of the head per token scored."""
+
+    body: float
+    head: float
+
+    def forward(self, read: int, scored: int) -> float:
+        return self.body * read + self.head * scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """rate: operations per second of a large product; actor, critic: what a forward of theirs costs."""
+
+    rate: float
+    actor: Cost
+    critic: Cost | None
+
+    def shares(self, work: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+        """`perf/floor_share` of all parts in work (operations) together, and `perf/<part>_floor_share` of each."""
+        least = {part: operations / self.rate for part, operations in work.items()}
+        spent = {part: max(seconds.get(part, 0.0), 1e-9) for part in work}
+        each = {f"perf/{part}_floor_share": least[part] / spent[part] for part in work}
+        return {"perf/floor_share": sum(least.values()) / sum(spent.values()), **each}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a turn had to compute. *_read: tokens through a body; *_scored: positions through the head.
+
+    old: whether the old policy's forward was made, reference: whether there is one; actor_epochs, critic_epochs: the
+    update's passes.
+    """
+
+    rollout_read: int
+    rollout_scored: int
+    score_read: int
+    score_scored: int
+    update_read: int
+    update_scored: int
+    old: bool
+    reference: bool
+    actor_epochs: int
+    critic_epochs: int
+
+    def operations(self, floor: Floor) -> dict[str, float]:
+        """By part of the turn; a backward is twice a forward."""
+        actor, critic = floor.actor, floor.critic or Cost(body=0.0, head=0.0)
+        update = self.actor_epochs * actor.forward(self.update_read, self.update_scored)
+        update += self.critic_epochs * critic.forward(self.update_read, 0)
+        score = (self.old + self.reference) * actor.forward(self.score_read, self.score_scored)
+        return {
+            "rollout": actor.forward(self.rollout_read, self.rollout_scored),
+            "score": score + critic.forward(self.score_read, 0),
+            "update": 3.0 * update,
+        }
+
+
+def cost_of(model: PreTrainedModel) -> Cost:
+    """Two operations per weight of a matrix and token; looking up an embedding costs none."""
+    return Cost(body=body_cost(body_of(model)), head=2.0 * _matrix(head_of(model).weight))
+
+
+def body_cost(body: nn.Module) -> float:
+    looked_up = {id(module.weight) for module in body.modules() if isinstance(module, nn.Embedding)}
+    return 2.0 * sum(_matrix(p) for p in body.parameters() if id(p) not in looked_up)
+
+
+def _matrix(parameter: object) -> int:
+    return parameter.numel() if isinstance(parameter, Tensor) and parameter.dim() == 2 else 0
+
+
+def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second: the best of a few square products, a fraction of a second in all."""
+    n = SIDE.get(device.type, SIDE["cpu"])
+    a = torch.ones(n, n, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        product = a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+        del product
+    return 2.0 * n**3 / best

@@ -1,0 +1,99 @@
+"""One decode step through the blocks of a Llama-like model, in few and fused operations on packed weights.
+
+A step of a small batch is made of hundreds of small operations, each with its call through the module that owns it;
+here a block is about twenty. It computes what the model computes, and `blocks_of` holds it against the model itself;
+any other architecture decodes through its own modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu
+from transformers import LlamaModel, MistralModel, Qwen2Model, Qwen3Model
+
+from klimb.models.attention import Attention
+from klimb.rollout.prepacked import PackedLinear
+
+FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """query_norm, key_norm: of Qwen3."""
+
+    attention_norm: nn.Module
+    qkv: PackedLinear
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    out: PackedLinear
+    mlp_norm: nn.Module
+    gate_up: PackedLinear
+    down: PackedLinear
+    scaling: float
+
+
+class Blocks:
+    """The body of a model of FAMILY for one token per row. Its weights are copies, packed for batches of `rows`."""
+
+    def __init__(self, body: nn.Module, rows: int) -> None:
+        model = cast(Any, body)
+        config = model.config
+        self._embed, self._rotary, self._norm = model.embed_tokens, model.rotary_emb, model.norm
+        self._heads, self._key_heads = config.num_attention_heads, config.num_key_value_heads
+        self._blocks = [_block(layer, rows) for layer in model.layers]
+
+    def __call__(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """tokens and positions int64 [n] -> last hidden states [n, H]."""
+        x = self._embed(tokens)
+        cos, sin = self._rotary(x[:, None], positions[:, None])
+        half = cos.shape[-1] // 2
+        cos, sin = cos[..., :half], sin[..., :half]  # the second half repeats the first
+        for number, b in enumerate(self._blocks):
+            qkv = b.qkv(_normed(b.attention_norm, x)).unflatten(1, (self._heads + 2 * self._key_heads, -1))
+            query, key, value = qkv.split([self._heads, self._key_heads, self._key_heads], dim=1)
+            if b.query_norm is not None and b.key_norm is not None:
+                query, key = _normed(b.query_norm, query), _normed(b.key_norm, key)
+            query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+            seen = attention.attend(number, query[:, :, None], key[:, :, None], value[:, :, None], b.scaling)
+            x = b.out.plus(seen.flatten(1), x)
+            gate, up = b.gate_up(_normed(b.mlp_norm, x)).chunk(2, dim=1)
+            x = b.down.plus(silu(gate).mul_(up), x)
+        return _normed(self._norm, x)
+
+
+def fits(body: nn.Module) -> bool:
+    """Whether the body is of the family that `Blocks` computes."""
+    return type(body) in FAMILY and cast(Any, body).config.hidden_act == "silu"
+
+
+def _block(layer: Any, rows: int) -> _Block:
+    a, m = layer.self_attn, layer.mlp
+    return _Block(
+        attention_norm=layer.input_layernorm,
+        qkv=PackedLinear.of([a.q_proj, a.k_proj, a.v_proj], rows),
+        query_norm=getattr(a, "q_norm", None),
+        key_norm=getattr(a, "k_norm", None),
+        out=PackedLinear.of([a.o_proj], rows),
+        mlp_norm=layer.post_attention_layernorm,
+        gate_up=PackedLinear.of([m.gate_proj, m.up_proj], rows),
+        down=PackedLinear.of([m.down_proj], rows),
+        scaling=float(a.scaling),
+    )
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    weight = cast(Tensor, norm.weight)
+    return rms_norm(x, weight.shape, weight, cast(float, norm.variance_epsilon))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [n, heads, d]; cos, sin [n, 1, d / 2]: the angle of entry i and of entry i + d / 2."""
+    first, second = x.chunk(2, dim=-1)
+    out = torch.empty_like(x)
+    torch.mul(first, cos, out=out[..., : x.shape[-1] // 2]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., x.shape[-1] // 2 :]).addcmul_(first, sin)
+    return out

@@ -1,0 +1,85 @@
+"""Linear layers on weights in oneDNN's own layout, for the many small products of a decode on a CPU.
+
+A product of a few dozen rows with a large matrix spends much of its time on rearranging the matrix; here that is done
+once per rollout (docs/performance.md has what it gains). The operators are those that torch.compile emits. They are
+private to torch, so one small product is compared first, and without them, or with another result, nothing is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """One or several linear layers of the same input as one product. The weights are copied: what is changed later is
+    not seen here."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Linear], rows: int) -> PackedLinear:
+        """rows: of the batches it is made for; others give the same numbers."""
+        biases = [cast(Tensor | None, layer.bias) for layer in layers]
+        bias = None
+        if any(b is not None for b in biases):
+            zeros = [layer.weight.new_zeros(layer.out_features) for layer in layers]
+            bias = torch.cat([z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)])
+        weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+        return cls(_operators()._reorder_linear_weight(weight.detach(), rows), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        multiply = cast(Callable[..., Tensor], _operators()._linear_pointwise)
+        return multiply(x, self.weight, self.bias, "none", [], "")
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """The product and other [..., out], added up in one go."""
+        multiply = cast(Callable[..., Tensor], _operators()._linear_pointwise.binary)
+        return multiply(x, other, self.weight, self.bias, "add")
+
+
+@contextmanager
+def prepacked(model: nn.Module, rows: int) -> Generator[None]:
+    """Inside, the model's plain linear layers use packed copies of their weights, which take their memory once more."""
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    packed = {id(layer.weight): PackedLinear.of([layer], rows) for layer in layers}
+    for layer in layers:
+        # On the instance: nn.Module's call finds it before the class's.
+        layer.__dict__["forward"] = packed[id(layer.weight)]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]
+
+
+def pays(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether packing is for this device and compute dtype, and this torch can."""
+    return dtype == torch.float32 and next(model.parameters()).device.type == "cpu" and is_available()
+
+
+@cache
+def is_available() -> bool:
+    """Whether this torch has the operators and they compute what a linear layer computes."""
+    layer, x, other = nn.Linear(16, 32), torch.linspace(-1, 1, 48).view(3, 16), torch.ones(3, 32)
+    try:
+        packed = PackedLinear.of([layer], 3)
+        got = packed(x), packed.plus(x, other)
+    except (AttributeError, RuntimeError):
+        return False
+    want = linear(x, layer.weight, layer.bias)
+    return torch.allclose(got[0], want, atol=1e-5) and torch.allclose(got[1], want + other, atol=1e-5)
+
+
+def _operators() -> Any:
+    return torch.ops.mkldnn
