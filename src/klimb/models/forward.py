@@ -195,17 +195,21 @@ def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> tuple[Tensor,
 
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     rows = max(1, CHUNK_LOGITS // int(cast(Tensor, head.weight).shape[0]))
-    parts: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, hidden.shape[0], rows):
-        h, y = hidden[start : start + rows], targets[start : start + rows]
-        if torch.is_grad_enabled():
-            part = checkpoint(_chunk, head, h, y, temperature, use_reentrant=False, preserve_rng_state=False)
-            parts.append(cast(tuple[Tensor, Tensor], part))
-        else:
-            parts.append(_chunk(head, h, y, temperature))
-    if not parts:
+    pieces = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
+    if not torch.is_grad_enabled():
+        # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
+        out = hidden.new_zeros(2, hidden.shape[0], dtype=torch.float32)
+        for at in pieces:
+            out[0, at], out[1, at] = _chunk(head, hidden[at], targets[at], temperature)
+        return out[0], out[1]
+    if not pieces:
         nothing = hidden.sum(dim=-1).float()  # zero tokens, still part of the graph
         return nothing, nothing.detach()
+    parts = list[tuple[Tensor, Tensor]]()
+    for at in pieces:
+        h, y = hidden[at], targets[at]
+        part = checkpoint(_chunk, head, h, y, temperature, use_reentrant=False, preserve_rng_state=False)
+        parts.append(cast(tuple[Tensor, Tensor], part))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
