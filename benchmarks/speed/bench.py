@@ -71,6 +71,10 @@ def python_of(env: str, folder: Path) -> Path | None:
         if done.returncode != 0:
             print(f"{env}: {wanted} cannot be installed here; its rows are left out", file=sys.stderr)
             return None
+        # vllm's requirements bring vision and audio parts for another torch, which break the import of transformers.
+        subprocess.run(
+            [str(python), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=False
+        )
         (home / "ready").touch()
     return python
 
@@ -79,7 +83,7 @@ def run(arm: Arm, python: Path, threads: int) -> dict[str, Any] | None:
     """The JSON line of one process."""
     settings = {
         "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
     }  # fmt: skip
     command = [str(python), str(HERE / f"{arm.script}.py"), *arm.args, "--threads", str(threads)]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
