@@ -82,9 +82,14 @@ def python_of(env: str, folder: Path) -> Path | None:
 def run(arm: Arm, python: Path, threads: int) -> dict[str, Any] | None:
     """The JSON line of one process."""
     settings = {
-        "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     command = [str(python), str(HERE / f"{arm.script}.py"), *arm.args, "--threads", str(threads)]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"name"')]
