@@ -8,12 +8,16 @@ import torch
 
 from klimb import clock
 from klimb.clock import Clock, peak_bytes, reset_peak
+from klimb.malloc import keep_freed_memory
 
 CPU = torch.device("cpu")
 LARGE = 96 * 2**20  # floats take four bytes each
 
 
-def test_each_part_has_a_peak_of_its_own() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_each_part_has_a_peak_of_its_own(kept: bool) -> None:
+    if kept:
+        keep_freed_memory()
     watch = Clock(CPU)
     with watch("rollout"):
         block = torch.ones(LARGE // 4)

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "klimb"
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("errors",),
-    ("types", "seeds"),
+    ("types", "seeds", "malloc"),
     ("config",),
     ("algos",),
     ("tasks",),
@@ -24,7 +24,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("selection",),
     ("learn",),
     ("update",),
-    ("evaluation", "checkpoint", "runlog", "console", "describe", "follow", "clock", "interrupt", "floor", "malloc"),
+    ("evaluation", "checkpoint", "runlog", "console", "describe", "follow", "clock", "interrupt", "floor"),
     ("snapshot",),
     ("run",),
     ("phase",),

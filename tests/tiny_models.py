@@ -162,7 +162,7 @@ def make_roles(model: PreTrainedModel, reference: PreTrainedModel | bool = False
 
 def split_of(batch: Batch, step: int, micro: int, budget: int | None = None, epochs: int = 1) -> list[list[Minibatch]]:
     split = Split(rows_per_step=step, rows_per_micro=None if budget else micro, budget=budget, epochs=epochs)
-    return split_phase(batch.attention.sum(dim=1), split, seed=3)
+    return split_phase(batch.attention.sum(dim=1), batch.group, split, seed=3)
 
 
 def train_batch(

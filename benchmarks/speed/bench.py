@@ -1,6 +1,6 @@
 """klimb beside its peers on this machine, alternating, each in a process and environment of its own; one table.
 
-python benchmarks/speed/bench.py [--rounds 3] [--only rollout update step] [--envs runs/bench-envs]
+python benchmarks/speed/bench.py [--rounds 3] [--repeats 1] [--only rollout update step] [--envs runs/bench-envs]
 
 Every line that a benchmark prints is kept in runs/speed.jsonl. A peer whose environment cannot be made is left out and
 said so. `make bench` runs it all: about 40 minutes on two cores, during which the machine must do nothing else.
@@ -32,25 +32,28 @@ class Arm:
     env: str = "klimb"
 
 
-def arms(only: list[str]) -> list[Arm]:
+def arms(only: list[str], repeats: int) -> list[Arm]:
+    often = ("--repeats", str(repeats))
     rollouts = [
-        Arm(script="rollout", args=(engine, kind, "--repeats", "1"), env="vllm" if engine == "vllm" else "klimb")
+        Arm(script="rollout", args=(engine, kind, *often), env="vllm" if engine == "vllm" else "klimb")
         for kind in ("fixed", "varied", "groups")
         for engine in ("klimb", "generate", "vllm")
     ]
     updates = [
-        Arm(script="update", args=(engine, kind, "--repeats", "1"))
+        Arm(script="update", args=(engine, kind, *often))
         for kind in ("fixed", "varied")
         for engine in ("klimb", "plain")
     ]
     steps = [
-        Arm(script="step", args=("klimb", "grpo", "--steps", "2")),
-        Arm(script="step", args=("trl", "grpo", "--steps", "1"), env="trl-grpo"),
-        Arm(script="step", args=("klimb", "ppo", "--steps", "2")),
-        Arm(script="step", args=("trl", "ppo", "--steps", "1"), env="trl-ppo"),
+        Arm(script="step", args=("klimb", "grpo", "--steps", str(repeats + 1))),
+        Arm(script="step", args=("trl", "grpo", "--steps", str(repeats)), env="trl-grpo"),
+        Arm(script="step", args=("klimb", "ppo", "--steps", str(repeats + 1))),
+        Arm(script="step", args=("trl", "ppo", "--steps", str(repeats)), env="trl-ppo"),
     ]
     postures = [
-        Arm(script="step", args=("klimb", kind, "--posture", posture, "--minibatches", "4", "--steps", "2"))
+        Arm(
+            script="step", args=("klimb", kind, "--posture", posture, "--minibatches", "4", "--steps", str(repeats + 1))
+        )
         for kind in ("grpo", "ppo")
         for posture in ("explicit", "cached")
     ]
@@ -71,6 +74,10 @@ def python_of(env: str, folder: Path) -> Path | None:
         if done.returncode != 0:
             print(f"{env}: {wanted} cannot be installed here; its rows are left out", file=sys.stderr)
             return None
+        # vllm's requirements bring vision and audio parts for another torch, which break the import of transformers.
+        subprocess.run(
+            [str(python), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=False
+        )
         (home / "ready").touch()
     return python
 
@@ -78,9 +85,14 @@ def python_of(env: str, folder: Path) -> Path | None:
 def run(arm: Arm, python: Path, threads: int) -> dict[str, Any] | None:
     """The JSON line of one process."""
     settings = {
-        "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     command = [str(python), str(HERE / f"{arm.script}.py"), *arm.args, "--threads", str(threads)]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"name"')]
@@ -120,12 +132,13 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1, help="timings of one process")
     parser.add_argument("--only", nargs="*", choices=("rollout", "update", "step", "posture"), default=[])
     parser.add_argument("--envs", type=Path, default=Path("runs/bench-envs"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/speed.jsonl"))
     args = parser.parse_args()
-    wanted = arms(args.only)
+    wanted = arms(args.only, args.repeats)
     pythons = {env: python_of(env, args.envs.resolve()) for env in {arm.env for arm in wanted}}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = list[dict[str, Any]]()

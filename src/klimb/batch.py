@@ -75,9 +75,10 @@ def forward_lengths(batch: Batch) -> Tensor:
     return batch.attention.sum(dim=1) * batch.mask.any(dim=1)
 
 
-def split_phase(lengths: Tensor, split: Split, seed: int) -> list[list[Minibatch]]:
+def split_phase(lengths: Tensor, groups: Tensor, split: Split, seed: int) -> list[list[Minibatch]]:
     """Per epoch the train batches of a phase, each cut into micro-batches. lengths int64 [B]: tokens of each row, 0 for
-    a row that is not forwarded.
+    a row that is not forwarded. groups int64 [B]: rows of one prompt, which are put beside each other within a train
+    batch: in one forward they share it.
 
     The order is a function of (seed, epoch), and so is the number of train batches, whatever failed. The last train
     batch of an epoch may be smaller; its loss has its own denominator.
@@ -86,12 +87,13 @@ def split_phase(lengths: Tensor, split: Split, seed: int) -> list[list[Minibatch
     for epoch in range(split.epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches", epoch))
         order = torch.randperm(len(lengths), generator=generator)
-        epochs.append([micro_batches(rows, lengths, split) for rows in order.split(split.rows_per_step)])
+        steps = [rows[groups[rows].argsort(stable=True)] for rows in order.split(split.rows_per_step)]
+        epochs.append([micro_batches(rows, lengths, split) for rows in steps])
     return epochs
 
 
 def micro_batches(rows: Tensor, lengths: Tensor, split: Split) -> Minibatch:
-    """Cut rows into forwards: by number, or, longest first, by number and a budget of tokens.
+    """Cut rows into forwards, in their order: by number, or by number and a budget of tokens.
 
     A row longer than the budget gets a forward of its own, one of length 0 none. The cut never changes the result, only
     memory and time.
@@ -99,9 +101,8 @@ def micro_batches(rows: Tensor, lengths: Tensor, split: Split) -> Minibatch:
     rows = rows[lengths[rows] > 0]
     if split.budget is None:
         return tuple(rows.split(split.rows_per_micro or len(rows) or 1))
-    ordered = rows[lengths[rows].argsort(descending=True, stable=True)]
     parts, total = list[list[int]](), 0
-    for row, length in zip(ordered.tolist(), lengths[ordered].tolist(), strict=True):
+    for row, length in zip(rows.tolist(), lengths[rows].tolist(), strict=True):
         if not parts or total + length > split.budget or len(parts[-1]) == split.rows_per_micro:
             parts.append([])
             total = 0

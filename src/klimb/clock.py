@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from klimb.malloc import give_back
+
 RESET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
 WATCHED = ("rollout", "score", "update")
@@ -48,10 +50,12 @@ class Clock:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let the peak start anew: the allocator's on a GPU, the kernel's high-water mark of this process on Linux."""
+    """Let the peak start anew: the allocator's on a GPU, the kernel's high-water mark of this process on Linux, after
+    what an earlier part freed has gone back."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
+    give_back()
     try:
         RESET.write_text("5")
     except OSError:

@@ -58,7 +58,7 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     phase = play(run, episodes, step, seed, clock)
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
     with clock("score"):
-        epochs = split_phase(forward_lengths(phase.batch), run.split, seed)
+        epochs = split_phase(forward_lengths(phase.batch), phase.batch.group, run.split, seed)
         skip_old = not warming_up and is_on_policy(epochs, run.recipe)
         scored_batch, score_metrics = score_tokens(
             phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase)
@@ -68,7 +68,7 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     with clock("update"):
         lr, kl_coef = run.actor.lr, run.controller.coef
         if not torch.equal(forward_lengths(train_batch), forward_lengths(phase.batch)):
-            epochs = split_phase(forward_lengths(train_batch), run.split, seed)  # rows were left out, or drawn
+            epochs = split_phase(forward_lengths(train_batch), train_batch.group, run.split, seed)  # rows were left out
         update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), step)
     measured = {**score_metrics, **update_metrics}

@@ -13,6 +13,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _BYTES = 2**30
 
 
+def give_back() -> None:
+    """Hand what is free at this moment back to the kernel, so that what follows can be measured by itself."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return
+
+
 def keep_freed_memory() -> bool:
     """From now on blocks of up to a GiB come from memory that is kept when it is freed. False where the C library has
     no such setting."""

@@ -18,6 +18,7 @@ from klimb.errors import ConfigError
 from klimb.tasks.table import load_task
 
 OTHER_AUTO = {
+    "training.keep_freed_memory": "true on a CPU, else false",
     "training.dtype": "bfloat16 on a GPU that has it, else float32",
     "actor_rollout_ref.rollout_slots": "64 on a CPU, 256 on a GPU",
     "training.resume": "the run folder's newest checkpoint, if there is one",

@@ -37,18 +37,30 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """Rows that begin alike go through a model's other layers once. source int64 [N]: place among the tokens given of
+    every token of all rows; kept int64 [U]: place among all rows' tokens of every token given."""
+
+    source: Tensor
+    kept: Tensor
+
+
+@dataclass(frozen=True)
 class Packed:
     """Causal attention within each of some rows that lie end to end. runs: (rows, length) of neighbours of one length,
     which are attended to together."""
 
     runs: tuple[tuple[int, int], ...]
+    sharing: Sharing | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Packed:
-        return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)))
+    def of(cls, lengths: Sequence[int], sharing: Sharing | None = None) -> Packed:
+        return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)), sharing)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """One row [1, heads, N, d] holds all of them."""
+        if self.sharing is not None:
+            query, key, value = (x.index_select(2, self.sharing.source) for x in (query, key, value))
         sizes = [rows * length for rows, length in self.runs]
         parts = list[Tensor]()
         for run, *qkv in zip(self.runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
@@ -56,7 +68,8 @@ class Packed:
             gqa = query.shape[1] != key.shape[1]
             out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
             parts.append(out.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).unsqueeze(0)
+        out = torch.cat(parts)
+        return (out if self.sharing is None else out.index_select(0, self.sharing.kept)).unsqueeze(0)
 
 
 def through(body: nn.Module, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from klimb.models.attention import Packed, through
+from klimb.models.attention import Packed, Sharing, through
 from klimb.models.load import Critic, body_of, head_of
 
 CHUNK_LOGITS = 2**23
@@ -54,8 +54,8 @@ def token_scores(
     weights when gradients are on. Padding may stand on either side: no model sees it.
     """
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(body_of(model), tokens, attention)
-        before = hidden.index_select(0, place[mask] - 1)
+        hidden, place = _hidden(body_of(model), tokens, attention, mask)
+        before = hidden.index_select(0, place[:, :-1][mask[:, 1:]])
         logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
@@ -89,8 +89,8 @@ def backward_scores(
     head = head_of(model)
     weight = cast(nn.Parameter, head.weight)
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(body_of(model), tokens, attention)
-        before = hidden.index_select(0, place[mask] - 1)
+        hidden, place = _hidden(body_of(model), tokens, attention, mask)
+        before = hidden.index_select(0, place[:, :-1][mask[:, 1:]])
     targets, leaf = tokens[mask], before.detach()
     by_hidden = torch.zeros_like(leaf)
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
@@ -156,7 +156,7 @@ def token_values(
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(critic.body, tokens, attention)
+        hidden, place = _hidden(critic.body, tokens, attention, mask)
     return _values(critic, hidden, place, mask)
 
 
@@ -169,28 +169,54 @@ def values_and_end(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(critic.body, tokens, attention)
+        hidden, place = _hidden(critic.body, tokens, attention, mask)
     last = torch.where(mask, place, 0).amax(dim=1)
     end = critic.head(hidden[last].float()).squeeze(-1)
     return _values(critic, hidden, place, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
 def _values(critic: Critic, hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:
-    before = hidden.index_select(0, place[mask] - 1).float()
+    before = hidden.index_select(0, place[:, :-1][mask[:, 1:]]).float()
     return _spread(critic.head(before).squeeze(-1), mask)
 
 
-def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
-    """Last hidden states [N, H] of the N real tokens, rows end to end and the longest first, so that rows of one length
-    are neighbours; and where each token of [B, T] stands among them, -1 for padding."""
+def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Last hidden states [U, H] of the real tokens, rows end to end; and where each token of [B, T] stands among them,
+    -1 for padding. The longest row comes first, so that rows of one length are neighbours. Rows that begin with the
+    same prompt (all before the first masked-in token) share its hidden states, which are computed once."""
     lengths = attention.sum(dim=1)
     order = lengths.argsort(descending=True, stable=True)
     real = attention[order]
     place = torch.full_like(tokens, -1)
     place[order] = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, -1)
-    positions = (real.long().cumsum(dim=1) - 1)[real]
-    packed = Packed.of(lengths[order].tolist())
-    return through(body, tokens[order][real][None], positions[None], packed)[0], place
+    ids, positions = tokens[order][real], (real.long().cumsum(dim=1) - 1)[real]
+    sharing, place = _sharing(tokens, attention, mask, place)
+    if sharing is not None:
+        ids, positions = ids[sharing.kept], positions[sharing.kept]
+    packed = Packed.of(lengths[order].tolist(), sharing)
+    return through(body, ids[None], positions[None], packed)[0], place
+
+
+def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> tuple[Sharing | None, Tensor]:
+    """What rows with one prompt share, None when no two have one; and place [B, T] among the tokens that are left."""
+    first_real, width = attention.long().argmax(dim=1).tolist(), tokens.shape[1]
+    starts = torch.where(mask.any(dim=1), mask.long().argmax(dim=1), width).tolist()
+    owner, rows = dict[tuple[int, ...], int](), tokens.tolist()
+    stands_for = place.clone()
+    for row, (begin, end) in enumerate(zip(first_real, starts, strict=True)):
+        if end == width:
+            continue  # no token of this row is asked for
+        first = owner.setdefault(tuple(rows[row][begin:end]), row)
+        stands_for[row, begin:end] = place[first, first_real[first] : first_real[first] + end - begin]
+    if torch.equal(stands_for, place):
+        return None, place
+    total = int(place.max()) + 1
+    target = torch.empty(total, dtype=torch.int64, device=tokens.device)
+    target[place[attention]] = stands_for[attention]  # every token of the rows: the one that stands for it
+    is_kept = target == torch.arange(total, device=tokens.device)
+    number = is_kept.cumsum(0) - 1
+    left = torch.where(attention, number[stands_for.clamp(min=0)], -1)
+    return Sharing(source=number[target], kept=is_kept.nonzero().squeeze(1)), left
 
 
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""Role to module: actor, reference, critic. Any Hugging Face causal LM folder will do.
+"""Role to module: actor, reference, critic. Any Hugging Face causal LM folder will do whose attention
+goes through transformers' interface (docs/adr/009).
 
 Weights are held in float32 whatever the folder's dtype: the optimizer's steps at an RL learning rate are
 smaller than bfloat16 can resolve. Everything is put into eval mode once and stays there: dropout would make
