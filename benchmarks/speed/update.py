@@ -58,7 +58,10 @@ def klimb_update(folder: Path, varied: bool) -> Callable[[], None]:
         kl_reward_estimator="k1", kl_loss_estimator="k3+", max_grad_norm=1.0,
     )  # fmt: skip
     split = Split(rows_per_step=ROWS, rows_per_micro=None, budget=MICRO * 192, epochs=1)
-    return lambda: [None, update(actor, None, batch, split_phase(forward_lengths(batch), batch.group, split, 0), recipe, 0.1)][0]
+    return lambda: [
+        None,
+        update(actor, None, batch, split_phase(forward_lengths(batch), batch.group, split, 0), recipe, 0.1),
+    ][0]
 
 
 def plain_update(folder: Path, varied: bool) -> Callable[[], None]:
