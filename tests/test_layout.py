@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "klimb"
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("errors",),
-    ("types", "seeds", "malloc"),
+    ("types", "seeds", "malloc", "cut"),
     ("config",),
     ("algos",),
     ("tasks",),

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from klimb.cut import cut
 from klimb.seeds import derive_seed
 from klimb.types import Batch, Scored
 
@@ -93,19 +94,10 @@ def split_phase(lengths: Tensor, groups: Tensor, split: Split, seed: int) -> lis
 
 
 def micro_batches(rows: Tensor, lengths: Tensor, split: Split) -> Minibatch:
-    """Cut rows into forwards, in their order: by number, or by number and a budget of tokens.
+    """Cut rows into forwards, in their order, by number and by a budget of tokens.
 
     A row longer than the budget gets a forward of its own, one of length 0 none. The cut never changes the result, only
     memory and time.
     """
     rows = rows[lengths[rows] > 0]
-    if split.budget is None:
-        return tuple(rows.split(split.rows_per_micro or len(rows) or 1))
-    parts, total = list[list[int]](), 0
-    for row, length in zip(rows.tolist(), lengths[rows].tolist(), strict=True):
-        if not parts or total + length > split.budget or len(parts[-1]) == split.rows_per_micro:
-            parts.append([])
-            total = 0
-        parts[-1].append(row)
-        total += length
-    return tuple(torch.tensor(part) for part in parts)
+    return rows.split(cut(lengths[rows].tolist(), split.budget, split.rows_per_micro))

@@ -15,17 +15,19 @@ _BYTES = 2**30
 
 def give_back() -> None:
     """Hand what is free at this moment back to the kernel, so that what follows can be measured by itself."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):
-        return
+    _call("malloc_trim", 0)
 
 
 def keep_freed_memory() -> bool:
     """From now on blocks of up to a GiB come from memory that is kept when it is freed. False where the C library has
     no such setting."""
+    return all(_call("mallopt", name, _BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+
+
+def _call(name: str, *args: int) -> bool:
+    """Whether the C library has this function and it says that it did something."""
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        function = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
         return False
-    return all(mallopt(name, _BYTES) == 1 for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+    return function(*args) == 1

@@ -55,7 +55,7 @@ def token_scores(
     """
     with autocast(tokens.device, dtype):
         hidden, place = _hidden(body_of(model), tokens, attention, mask)
-        before = hidden.index_select(0, place[:, :-1][mask[:, 1:]])
+        before = _before(hidden, place, mask)
         logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
@@ -90,15 +90,13 @@ def backward_scores(
     weight = cast(nn.Parameter, head.weight)
     with autocast(tokens.device, dtype):
         hidden, place = _hidden(body_of(model), tokens, attention, mask)
-        before = hidden.index_select(0, place[:, :-1][mask[:, 1:]])
+        before = _before(hidden, place, mask)
     targets, leaf = tokens[mask], before.detach()
     by_hidden = torch.zeros_like(leaf)
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    rows = max(1, CHUNK_LOGITS // weight.shape[0])
-    for start in range(0, len(leaf), rows):
-        at = slice(start, start + rows)
+    for at in _pieces(head, len(leaf)):
         with torch.no_grad(), autocast(tokens.device, dtype):
             logits = _logits(head, leaf[at], temperature)
             by_logits, logprobs[at], entropy[at] = _gradient_by_logits(logits, targets[at], temperature, at, loss_of)
@@ -155,9 +153,7 @@ def token_values(
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
-    with autocast(tokens.device, dtype):
-        hidden, place = _hidden(critic.body, tokens, attention, mask)
-    return _values(critic, hidden, place, mask)
+    return values_and_end(critic, tokens, attention, mask, dtype)[0]
 
 
 def values_and_end(
@@ -172,12 +168,8 @@ def values_and_end(
         hidden, place = _hidden(critic.body, tokens, attention, mask)
     last = torch.where(mask, place, 0).amax(dim=1)
     end = critic.head(hidden[last].float()).squeeze(-1)
-    return _values(critic, hidden, place, mask), torch.where(mask.any(dim=1), end, 0.0)
-
-
-def _values(critic: Critic, hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:
-    before = hidden.index_select(0, place[:, :-1][mask[:, 1:]]).float()
-    return _spread(critic.head(before).squeeze(-1), mask)
+    values = critic.head(_before(hidden, place, mask).float()).squeeze(-1)
+    return _spread(values, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
 def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,6 +187,11 @@ def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor, mask: Tensor) ->
         ids, positions = ids[sharing.kept], positions[sharing.kept]
     packed = Packed.of(lengths[order].tolist(), sharing)
     return through(body, ids[None], positions[None], packed)[0], place
+
+
+def _before(hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:
+    """Hidden states [n, H] that predict the masked-in tokens: of the token before each."""
+    return hidden.index_select(0, place[:, :-1][mask[:, 1:]])
 
 
 def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> tuple[Sharing | None, Tensor]:
@@ -219,9 +216,14 @@ def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> 
     return Sharing(source=number[target], kept=is_kept.nonzero().squeeze(1)), left
 
 
-def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _pieces(head: nn.Module, tokens: int) -> list[slice]:
+    """The chunks that so many tokens go through the head in."""
     rows = max(1, CHUNK_LOGITS // int(cast(Tensor, head.weight).shape[0]))
-    pieces = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
+    return [slice(start, start + rows) for start in range(0, tokens, rows)]
+
+
+def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    pieces = _pieces(head, len(hidden))
     if not torch.is_grad_enabled():
         # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
         out = hidden.new_zeros(2, hidden.shape[0], dtype=torch.float32)

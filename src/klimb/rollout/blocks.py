@@ -1,8 +1,8 @@
 """One decode step through the blocks of a Llama-like model, in few and fused operations on packed weights.
 
 A step of a small batch is made of hundreds of small operations, each with its call through the module that owns it;
-here a block is about twenty. It computes what the model computes, and `blocks_of` holds it against the model itself;
-any other architecture decodes through its own modules.
+here a block is about twenty. It computes what the model computes (tests hold every model of FAMILY against its own
+modules); any other architecture decodes through its own modules.
 """
 
 from __future__ import annotations

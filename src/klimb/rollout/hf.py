@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from klimb.cut import cut
 from klimb.data.chat import decode_response
 from klimb.errors import ModelError
 from klimb.models.attention import through
@@ -131,8 +132,9 @@ class _Decoder:
         for request in requests:
             by_prompt.setdefault(request.prompt.token_ids, []).append(request)
         start, logits = len(self.rows), list[Tensor]()
-        most = PREFILL_TOKENS.get(self._device.type, 8192)
-        for prompts in _cut(sorted(by_prompt, key=len, reverse=True), most):
+        left = sorted(by_prompt, key=len, reverse=True)
+        for size in cut([len(p) for p in left], PREFILL_TOKENS.get(self._device.type, 8192)):
+            prompts, left = left[:size], left[size:]
             logits.append(self._read(prompts, [by_prompt[p] for p in prompts]))
         return self._append(torch.cat(logits), start)
 
@@ -212,15 +214,3 @@ def _stepping(model: PreTrainedModel, dtype: torch.dtype, decoder: _Decoder) -> 
     else:
         with prepacked(model, rows):
             yield
-
-
-def _cut(prompts: list[tuple[int, ...]], most: int) -> list[list[tuple[int, ...]]]:
-    """Prompts to read in one forward of up to `most` tokens, in their order."""
-    parts, tokens = list[list[tuple[int, ...]]](), 0
-    for prompt in prompts:
-        if not parts or tokens + len(prompt) > most:
-            parts.append([])
-            tokens = 0
-        parts[-1].append(prompt)
-        tokens += len(prompt)
-    return parts
