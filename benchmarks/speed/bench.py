@@ -1,9 +1,9 @@
 """klimb beside its peers on this machine, alternating, each in a process and environment of its own; one table.
 
-python benchmarks/speed/bench.py [--rounds 3] [--repeats 1] [--only rollout update step] [--envs runs/bench-envs]
+python benchmarks/speed/bench.py [--rounds 3] [--repeats 1] [--only rollout update step posture]
 
 Every line that a benchmark prints is kept in runs/speed.jsonl. A peer whose environment cannot be made is left out and
-said so. `make bench` runs it all: about 40 minutes on two cores, during which the machine must do nothing else.
+said so. `make bench` runs it all: about an hour on two cores, during which the machine must do nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ENVIRONMENTS = ("trl-grpo", "trl-ppo", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import torch
 QUIET = 0.15
 """Cores that others may use."""
 VOCAB, PROMPT, NEW = 32_000, 64, 128
+MODEL = Path(tempfile.gettempdir()) / "klimb-bench-model"
+SCORER = Path(tempfile.gettempdir()) / "klimb-bench-scorer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +42,27 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A moment: the clock, and the CPU seconds that all processes and this one had used by then."""
+
+    at: float
+    busy: float
+    own: float
+
+    @classmethod
+    def now(cls) -> Mark:
+        return cls(time.perf_counter(), busy_seconds(), time.process_time())
+
+    def until(self, end: Mark) -> Timed:
+        seconds = end.at - self.at
+        return Timed(seconds=seconds, others=max(0.0, end.busy - self.busy - (end.own - self.own)) / seconds)
+
+
 def timed(work: Callable[[], Any]) -> Timed:
-    own, all_, start = time.process_time(), busy_seconds(), time.perf_counter()
+    start = Mark.now()
     work()
-    seconds = time.perf_counter() - start
-    return Timed(seconds=seconds, others=max(0.0, busy_seconds() - all_ - (time.process_time() - own)) / seconds)
+    return start.until(Mark.now())
 
 
 def peak_mib() -> float:
@@ -109,16 +128,6 @@ def end_ids(mean_length: int | None) -> list[int]:
         return []
     generator = torch.Generator().manual_seed(1)
     return sorted((torch.randperm(VOCAB - 3, generator=generator)[: VOCAB // mean_length] + 3).tolist())
-
-
-def gemm_rate(side: int = 1024, repeats: int = 10) -> float:
-    """Floating-point operations per second of a large product, the best of some."""
-    a, best = torch.ones(side, side), float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - start)
-    return 2 * side**3 / best
 
 
 def report(name: str, timings: list[Timed], tokens: list[int], **more: float) -> None:

@@ -8,14 +8,10 @@ fixed: nothing ends a response early. varied: geometric lengths, mean 33. groups
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import machine
 import torch
-
-FOLDER = Path(tempfile.gettempdir()) / "klimb-bench-model"
 
 
 def klimb_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
@@ -24,8 +20,8 @@ def klimb_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
     from klimb.rollout.hf import HFSampler
     from klimb.types import Prompt
 
-    model = load_causal_lm(FOLDER, False, torch.device("cpu"))
-    sampler = HFSampler(model, load_tokenizer(FOLDER, False), slots=64)
+    model = load_causal_lm(machine.MODEL, False, torch.device("cpu"))
+    sampler = HFSampler(model, load_tokenizer(machine.MODEL, False), slots=64)
     sampling = Sampling(temperature=1.0, max_tokens=machine.NEW, end_ids=frozenset(ends))
 
     def run(seed: int) -> int:
@@ -44,7 +40,7 @@ def klimb_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
 def generate_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(machine.MODEL, dtype=torch.float32).eval()
 
     @torch.inference_mode()
     def run(seed: int) -> int:
@@ -72,7 +68,7 @@ def vllm_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
     """The whole batch in one call, seeds per request, log-probs of the sampled tokens, as a trainer needs them."""
     from vllm import LLM, SamplingParams
 
-    engine = LLM(str(FOLDER), dtype="float32", max_model_len=256, max_num_seqs=64, enforce_eager=True, seed=0)
+    engine = LLM(str(machine.MODEL), dtype="float32", max_model_len=256, max_num_seqs=64, enforce_eager=True, seed=0)
 
     def run(seed: int) -> int:
         requests = [{"prompt_token_ids": row} for row in machine.prompts(64 // per_prompt, seed=seed)]
@@ -94,7 +90,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    machine.build_model(FOLDER)
+    machine.build_model(machine.MODEL)
     ends = machine.end_ids(33 if args.kind == "varied" else None)
     make = {"klimb": klimb_engine, "generate": generate_engine, "vllm": vllm_engine}[args.engine]
     run = make(ends, 8 if args.kind == "groups" else 1)

@@ -1,6 +1,6 @@
 """Seconds and peak memory of whole steps, rollout to update, of one library: 64 episodes of 64 + 128 tokens.
 
-python benchmarks/speed/step.py klimb grpo|ppo [--posture explicit|cached] [--steps 4] [--threads 2]
+python benchmarks/speed/step.py klimb grpo|ppo [--posture explicit|cached] [--steps 3] [--threads 2]
 python benchmarks/speed/step.py trl grpo|ppo          # in trl's own environment: see requirements-trl-*.txt
 
 grpo: 8 prompts x 8 answers, a reference, one optimizer step a phase. ppo: 64 prompts, actor, critic, reference and
@@ -20,9 +20,8 @@ from typing import Any
 
 import machine
 import torch
+from machine import MODEL, SCORER
 
-MODEL = Path(tempfile.gettempdir()) / "klimb-bench-model"
-SCORER = Path(tempfile.gettempdir()) / "klimb-bench-scorer"
 EPISODES, GROUP, MICRO = 64, 8, 16
 TOKENS = EPISODES * (machine.PROMPT + machine.NEW)
 
@@ -33,11 +32,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.peak, self.file, self._lines = 0, Path(), 0
-        self._marks = [self._now()]
+        self._marks = [machine.Mark.now()]
         threading.Thread(target=self._look, daemon=True).start()
-
-    def _now(self) -> tuple[float, float, float]:
-        return time.perf_counter(), machine.busy_seconds(), time.process_time()
 
     def _look(self) -> None:
         while True:
@@ -50,15 +46,11 @@ class Watch:
 
     def mark(self) -> None:
         """A step has ended."""
-        self._marks.append(self._now())
+        self._marks.append(machine.Mark.now())
 
     def timings(self) -> list[machine.Timed]:
         """Of every step but the first."""
-        out = list[machine.Timed]()
-        for (start, busy, own), (end, busy_end, own_end) in zip(self._marks[1:], self._marks[2:], strict=False):
-            others = max(0.0, (busy_end - busy) - (own_end - own)) / (end - start)
-            out.append(machine.Timed(seconds=end - start, others=others))
-        return out
+        return [start.until(end) for start, end in zip(self._marks[1:], self._marks[2:], strict=False)]
 
 
 def reward_of_length(completions: list[Any], **_: Any) -> list[float]:
@@ -100,14 +92,21 @@ def run_klimb(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[str,
     return {n: sorted(r[n] for r in rows)[len(rows) // 2] for n in (*names, "memory/update_peak") if n in rows[0]}
 
 
-def run_trl_grpo(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[str, float]:
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+def marking(watch: Watch) -> Any:
+    """A callback of TRL's trainers."""
+    from transformers import TrainerCallback
 
-    class Mark(TrainerCallback):
+    class Marking(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             watch.mark()
+
+    return Marking()
+
+
+def run_trl_grpo(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[str, float]:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
 
     settings = GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, per_device_train_batch_size=MICRO,
@@ -118,7 +117,7 @@ def run_trl_grpo(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[s
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), reward_funcs=reward_of_length,
         args=settings, train_dataset=Dataset.from_dict({"prompt": rows_of(args)}),
-        processing_class=AutoTokenizer.from_pretrained(MODEL, padding_side="left"), callbacks=[Mark()],
+        processing_class=AutoTokenizer.from_pretrained(MODEL, padding_side="left"), callbacks=[marking(watch)],
     )  # fmt: skip
     trainer.train()
     return {}
@@ -130,13 +129,8 @@ def run_trl_ppo(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[st
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
         AutoTokenizer,
-        TrainerCallback,
     )
     from trl.experimental.ppo import PPOConfig, PPOTrainer
-
-    class Mark(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            watch.mark()
 
     def policy() -> Any:
         return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
@@ -154,7 +148,7 @@ def run_trl_ppo(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[st
     data = Dataset.from_dict({"input_ids": [tokenizer(row)["input_ids"] for row in rows_of(args)]})
     trainer = PPOTrainer(
         args=settings, processing_class=tokenizer, model=policy(), ref_model=policy(), reward_model=scorer(),
-        value_model=scorer(), train_dataset=data, eval_dataset=data.select(range(EPISODES)), callbacks=[Mark()],
+        value_model=scorer(), train_dataset=data, eval_dataset=data.select(range(EPISODES)), callbacks=[marking(watch)],
     )  # fmt: skip
     trainer.train()
     return {}

@@ -10,7 +10,6 @@ product measured in this run.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import machine
 import torch
 from torch import Tensor
 
-FOLDER = Path(tempfile.gettempdir()) / "klimb-bench-model"
 ROWS, MICRO = 32, 16
 
 
@@ -91,12 +89,12 @@ def plain_update(folder: Path, varied: bool) -> Callable[[], None]:
 
 
 def floor_seconds(folder: Path, varied: bool) -> float:
-    from klimb.floor import cost_of
+    from klimb.floor import cost_of, measured_rate
     from klimb.models.load import load_causal_lm
 
     _, attention, mask = rows(varied)
     cost = cost_of(load_causal_lm(folder, False, torch.device("cpu")))
-    return 3 * cost.forward(int(attention.sum()), int(mask.sum())) / machine.gemm_rate()
+    return 3 * cost.forward(int(attention.sum()), int(mask.sum())) / measured_rate(torch.device("cpu"), torch.float32)
 
 
 def main() -> None:
@@ -105,11 +103,11 @@ def main() -> None:
     parser.add_argument("kind", choices=("fixed", "varied"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--model", type=Path, default=FOLDER)
+    parser.add_argument("--model", type=Path, default=machine.MODEL)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.model == FOLDER:
-        machine.build_model(FOLDER)
+    if args.model == machine.MODEL:
+        machine.build_model(machine.MODEL)
     varied = args.kind == "varied"
     least = floor_seconds(args.model, varied)
     run = (klimb_update if args.engine == "klimb" else plain_update)(args.model, varied)
