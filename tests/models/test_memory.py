@@ -1,5 +1,6 @@
 """Peak memory of the passes over long rows, each measured in a process of its own."""
 
+import os
 import subprocess
 import sys
 
@@ -41,9 +42,17 @@ print(peak_bytes(cpu) - before)
 
 
 def peak(what: str, tokens: int, vocab: int = 512) -> float:
-    """MiB that a pass over one row needs beside the weights."""
+    """MiB that a pass over one row needs beside the weights.
+
+    Every tensor of more than a MiB is a mapping of its own here: what a pass holds is measured, and not where the C
+    library happened to find room, which differs from start to start by several chunks.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, what, str(tokens), str(vocab)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, what, str(tokens), str(vocab)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)},
     )
     return int(done.stdout) / 2**20
 
@@ -52,7 +61,7 @@ def peak(what: str, tokens: int, vocab: int = 512) -> float:
 def test_the_log_prob_pass_at_8192_tokens_does_not_grow_with_the_vocabulary() -> None:
     """All logits of 64,000 words would be 2,000 MiB."""
     chunk = CHUNK_LOGITS * 4 / 2**20
-    assert peak("score", 8192, 64_000) - peak("score", 8192, 512) < 4 * chunk
+    assert peak("score", 8192, 64_000) - peak("score", 8192, 512) < 2 * chunk
 
 
 @pytest.mark.slow

@@ -66,7 +66,10 @@ LossOf = Callable[[Tensor, Tensor, slice], Tensor]
 
 def can_fuse(model: PreTrainedModel) -> bool:
     """Whether the head is a plain matrix, whose gradient `backward_scores` knows how to write."""
-    head = head_of(model)
+    return _is_plain(head_of(model))
+
+
+def _is_plain(head: nn.Module) -> bool:
     return type(head) is nn.Linear and cast(Tensor | None, head.bias) is None and type(head.weight) is nn.Parameter
 
 
@@ -96,10 +99,15 @@ def backward_scores(
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    for at in _pieces(head, len(leaf)):
+    pieces = _pieces(head, len(leaf))
+    room = _room(head, leaf, pieces)
+    for at in pieces:
         with torch.no_grad(), autocast(tokens.device, dtype):
-            logits = _logits(head, leaf[at], temperature)
-            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(logits, targets[at], temperature, at, loss_of)
+            first, second = room.of(at)
+            logits = _logits(head, leaf[at], temperature, first)
+            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(
+                logits, targets[at], temperature, at, loss_of, second
+            )
             by_logits = by_logits.to(leaf.dtype)
             by_hidden[at] = by_logits @ weight
             weight.grad.addmm_(by_logits.T.to(weight.dtype), leaf[at].to(weight.dtype))
@@ -108,11 +116,11 @@ def backward_scores(
 
 
 def _gradient_by_logits(
-    logits: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf
+    logits: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf, room: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the chunk's loss by the head's output [n, V]; log-probs [n]; entropies [n]."""
     y = targets.unsqueeze(-1)
-    p, logprobs, entropy = _scores(logits, y)
+    p, logprobs, entropy = _scores(logits, y, room)
     with torch.enable_grad():
         leaves = (logprobs.detach().requires_grad_(), entropy.detach().requires_grad_())
         loss = loss_of(*leaves, at)
@@ -128,18 +136,42 @@ def _gradient_by_logits(
     return out if by_logprob is None else out.scatter_add_(-1, y, by_logprob), logprobs, entropy
 
 
-def _logits(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+@dataclass(frozen=True)
+class _Room:
+    """Two blocks [n, V] that every chunk's logits and probabilities are written into, or none.
+
+    A C library that hands out aligned blocks may not fit one into the hole the last one left, so chunk after chunk
+    of fresh blocks can grow the process by several of them.
+    """
+
+    blocks: Tensor | None
+
+    def of(self, at: slice) -> tuple[Tensor | None, Tensor | None]:
+        if self.blocks is None:
+            return None, None
+        return self.blocks[0, : at.stop - at.start], self.blocks[1, : at.stop - at.start]
+
+
+def _room(head: nn.Module, hidden: Tensor, pieces: list[slice]) -> _Room:
+    """Room for a plain head in float32 without gradients; other heads bring their own tensors."""
+    weight = cast(Tensor, head.weight)
+    if not pieces or not _is_plain(head) or hidden.dtype != torch.float32 or weight.dtype != torch.float32:
+        return _Room(None)
+    return _Room(hidden.new_empty(2, pieces[0].stop, weight.shape[0]))
+
+
+def _logits(head: nn.Module, hidden: Tensor, temperature: float, room: Tensor | None = None) -> Tensor:
     """Float32 [n, V], divided by the temperature."""
-    logits = head(hidden).float()
-    return logits if temperature == 1 else logits / temperature
+    logits = head(hidden).float() if room is None else torch.mm(hidden, cast(Tensor, head.weight).t(), out=room)
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _scores(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _scores(logits: Tensor, y: Tensor, room: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities [n, V], and log-probs [n] of y [n, 1] and entropies [n] of the same distributions.
 
     The largest probability is exp(largest logit - normaliser), which saves a pass over all exponentials.
     """
-    p = logits.softmax(dim=-1)
+    p = torch.softmax(logits, dim=-1, out=room)
     normaliser = logits.amax(dim=-1) - p.amax(dim=-1).log()
     logprobs = logits.gather(-1, y).squeeze(-1) - normaliser
     return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
@@ -219,7 +251,7 @@ def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> 
 def _pieces(head: nn.Module, tokens: int) -> list[slice]:
     """The chunks that so many tokens go through the head in."""
     rows = max(1, CHUNK_LOGITS // int(cast(Tensor, head.weight).shape[0]))
-    return [slice(start, start + rows) for start in range(0, tokens, rows)]
+    return [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
 
 
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -227,8 +259,11 @@ def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperatur
     if not torch.is_grad_enabled():
         # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
         out = hidden.new_zeros(2, hidden.shape[0], dtype=torch.float32)
+        room = _room(head, hidden, pieces)
         for at in pieces:
-            out[0, at], out[1, at] = _chunk(head, hidden[at], targets[at], temperature)
+            first, second = room.of(at)
+            logits = _logits(head, hidden[at], temperature, first)
+            _, out[0, at], out[1, at] = _scores(logits, targets[at].unsqueeze(-1), second)
         return out[0], out[1]
     if not pieces:
         nothing = hidden.sum(dim=-1).float()  # zero tokens, still part of the graph
