@@ -77,11 +77,15 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskVerifier:
-    """A built-in task's own verifier, graded. task: its name, None to take it from where each row came from."""
+    """A built-in task's own verifier. task: its name, None to take it from where each row came from.
+
+    graded: the task's own value, such as the share of constraints kept; otherwise 1 for a right answer and 0 for any other.
+    """
 
     name: str
     weight: float
     task: str | None
+    graded: bool = True
     verifies: bool = True
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
@@ -98,7 +102,7 @@ class TaskVerifier:
             raise
         except Exception as error:
             return failed("error", describe(error))
-        return valued(judged.value, judged.correct)
+        return valued(judged.value, judged.correct) if self.graded else verdict(judged.correct)
 
     def close(self) -> None:
         return None

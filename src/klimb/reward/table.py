@@ -79,6 +79,12 @@ class NameArgs(_Args):
     name: str | None = None
 
 
+class TaskArgs(NameArgs):
+    """graded: see rules.TaskVerifier."""
+
+    graded: bool = True
+
+
 class HttpArgs(_Args):
     """batch_size: rows per call."""
 
@@ -110,10 +116,10 @@ def _length(label: str, spec: FunctionSpec, pool: WorkerPool) -> RewardComponent
 
 
 def _task(label: str, spec: FunctionSpec, pool: WorkerPool) -> RewardComponent:
-    args = _read_args(NameArgs, spec)
+    args = _read_args(TaskArgs, spec)
     if args.name is not None:
         load_task(f"task:{args.name}")
-    return TaskVerifier(name=label, weight=spec.weight, task=args.name)
+    return TaskVerifier(name=label, weight=spec.weight, task=args.name, graded=args.graded)
 
 
 def _gym(label: str, spec: FunctionSpec, pool: WorkerPool) -> RewardComponent:
