@@ -32,7 +32,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("playground",),
     ("build",),
     ("launch", "export", "prepare"),
+    ("report",),
+    ("compare",),
     ("cli",),
+    ("__main__",),
 )
 """From top to bottom; rooms of one line never meet."""
 PLACE = {room: depth for depth, rooms in enumerate(ROOMS) for room in rooms}

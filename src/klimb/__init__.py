@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 from klimb.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from klimb.compare.comparison import Comparison, compare
     from klimb.config.schema import RunConfig
     from klimb.launch import RunResult, evaluate, train
 
-__all__ = ["RunConfig", "RunResult", "__version__", "evaluate", "train"]
+__all__ = ["Comparison", "RunConfig", "RunResult", "__version__", "compare", "evaluate", "train"]
 
 _HOMES = {
     "RunConfig": "klimb.config.schema",
     "RunResult": "klimb.launch",
     "train": "klimb.launch",
     "evaluate": "klimb.launch",
+    "compare": "klimb.compare.comparison",
+    "Comparison": "klimb.compare.comparison",
 }
 
 

@@ -135,7 +135,7 @@ def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
 def default_name(config: RunConfig, recipe: str) -> str:
     """Recipe, posture and a hash of everything that changes numbers: the same command finds its folder again."""
     tree = filled(config, resolve(config)).model_dump(mode="json")
-    for section in ("run", "logging"):
+    for section in ("run", "logging", "compare"):
         del tree[section]
     for key in ("resume", "keep_checkpoints"):
         del tree["training"][key]

@@ -73,6 +73,39 @@ def plan(config: Path, overrides: tuple[str, ...], elsewhere: bool) -> int:
     return 0
 
 
+@cli.command()
+@click.argument("words", nargs=-1, required=True, metavar="CONFIG [OVERRIDES]... | RUN_A RUN_B...")
+@click.option("--vary", multiple=True, help="KEY=a,b[,c]. Given twice: every combination. Default: the file's own.")
+@click.option("--every", type=click.IntRange(min=1), help="Steps between two rows of the table. Default: 50.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Runs of each arm. Default: 1, or what the file says.")
+@click.option("--steps", type=click.IntRange(min=1), help="Rollout phases of each run. Default: the file's length.")
+@click.option("--with-advice", is_flag=True, help="Cached arms take half the learning rate (A-LR-CACHED).")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the files, with run folders.")
+def compare(
+    words: tuple[str, ...],
+    vary: tuple[str, ...],
+    every: int | None,
+    seeds: int | None,
+    steps: int | None,
+    with_advice: bool,
+    out: Path | None,
+) -> int:
+    """Run CONFIG once for each value of a key and show what the key does, or put finished runs side by side.
+
+    \b
+    Example:
+      klimb compare recipes/arithmetic.yaml --vary algorithm.use_pf_ppo=true,false --every 20 --seeds 3
+      klimb compare recipes/article-table.yaml
+      klimb compare runs/arithmetic runs/arithmetic-cached
+
+    Arms differ in that key, and in what its posture chooses, which is listed; anything else that differs is refused.
+    Each arm is a run folder of its own. Stopped with Ctrl-C, the same command goes on.
+    """
+    from klimb.cli.compare import run_and_show
+
+    return 0 if run_and_show(words, vary, every, seeds, steps, with_advice, out) else 130
+
+
 @cli.command("eval")
 @click.argument("target", type=click.Path(path_type=Path))
 @OVERRIDES

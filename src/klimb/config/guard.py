@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ FREE = (
 )
 """Keys (and sections) that may change on resume, with a warning."""
 
-SILENT = ("logging.", "run.", "training.resume", "training.keep_checkpoints")
+SILENT = ("logging.", "run.", "compare.", "training.resume", "training.keep_checkpoints")
 """Keys that change no number."""
 
 GUARDED_AGAIN = ("training.seed", "training.dtype")
@@ -38,9 +39,8 @@ def refuse_other_kind(before: RunConfig, now: RunConfig, place: Path) -> list[st
     Optimizer moments, cached log-probs and the controller's statistics mean other things under another posture,
     model, estimator or reward.
     """
-    old, new = _flat(before), _flat(now)
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    changed = [key for key in changed if not key.startswith(SILENT)]
+    old, new = flat(before), flat(now)
+    changed = differing(old, new)
     free = [key for key in changed if key.startswith(FREE) and key not in GUARDED_AGAIN]
     fixed = [key for key in changed if key not in free]
     if fixed:
@@ -54,7 +54,14 @@ def refuse_other_kind(before: RunConfig, now: RunConfig, place: Path) -> list[st
     return [f"{key} was {old.get(key)!r}, goes on with {new.get(key)!r}" for key in free]
 
 
-def _flat(config: RunConfig) -> dict[str, Any]:
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys of two flat configs that make two different runs of them."""
+    changed = [key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)]
+    return [key for key in changed if not key.startswith(SILENT)]
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """Every dotted key with its value, `auto`s filled in."""
     out: dict[str, Any] = {}
 
     def walk(value: Any, prefix: str) -> None:

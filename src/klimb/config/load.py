@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from klimb.config.posture import resolve
-from klimb.config.schema import RunConfig
+from klimb.config.schema import RunConfig, VaryConfig
 from klimb.errors import ConfigError
 
 Path_ = tuple[str, ...]
@@ -158,6 +158,17 @@ def _note_lines(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: s
             raise ConfigError(f"{path}:{line}: {'.'.join(key)} is given twice (first in line {lines[key]}); keep one")
         lines[key] = line
         _note_lines(value_node, key, lines, path)
+
+
+def parse_vary(text: str) -> VaryConfig:
+    """`KEY=a,b[,c]`. Raises ConfigError."""
+    key, equals, values = text.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise ConfigError(f"--vary {text}: needed: KEY=a,b, for example --vary algorithm.use_pf_ppo=true,false")
+    parsed = _parse(f"[{values}]", f"--vary {text}")[0]
+    if len(parsed) < 2:
+        raise ConfigError(f"--vary {text}: one value makes no comparison; give two or more, as in {key}=a,b")
+    return VaryConfig(key=key, values=tuple(parsed))
 
 
 def _parse_override(text: str) -> tuple[Path_, Any]:

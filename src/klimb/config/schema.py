@@ -232,6 +232,37 @@ class FolderConfig(Section):
     """Parent folder."""
 
 
+class VaryConfig(Section):
+    """One entry of `compare.vary`: the key that the arms differ in."""
+
+    key: str
+    """Dotted key of this file."""
+    values: Annotated[tuple[Any, ...], Field(strict=False, min_length=2)]
+    """What it is in each arm, two or more."""
+    along: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = ()
+    """For each value the keys that its posture wants otherwise (place, type or coefficient of the KL), or nothing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.along and len(self.along) != len(self.values):
+            raise ValueError(
+                f"compare.vary: {self.key} has {len(self.values)} values and {len(self.along)} entries of along; "
+                "needed: one for each value, {} where nothing goes along"
+            )
+        return self
+
+
+class CompareConfig(Section):
+    """`compare`: what `klimb compare` makes of this file; `klimb train` does not read it."""
+
+    vary: Annotated[tuple[VaryConfig, ...], Field(strict=False)] = ()
+    """Keys that differ between the arms; several make every combination."""
+    every: Positive = 50
+    """Steps between two rows of the table."""
+    seeds: Positive = 1
+    """Runs of each arm, with training.seed counted up from the file's."""
+
+
 class RunConfig(Section):
     """The whole tree."""
 
@@ -244,6 +275,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     logging: LoggingConfig = LoggingConfig()
     run: FolderConfig = FolderConfig()
+    compare: CompareConfig = CompareConfig()
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -79,7 +79,7 @@ class Length:
 class TaskVerifier:
     """A built-in task's own verifier. task: its name, None to take it from where each row came from.
 
-    graded: the task's own value, such as the share of constraints kept; otherwise 1 for a right answer and 0 for any other.
+    graded: the task's own value, such as the share of constraints kept; otherwise 1 for a right answer, else 0.
     """
 
     name: str

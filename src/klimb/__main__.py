@@ -1,0 +1,5 @@
+"""`python -m klimb` is the `klimb` command."""
+
+from klimb.cli import main
+
+main()

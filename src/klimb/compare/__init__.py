@@ -1,0 +1,1 @@
+"""Controlled comparison: runs that differ in one key, side by side."""

@@ -1,0 +1,79 @@
+"""Arms run one after the other, each in a process and a run folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from klimb.compare.arms import Arm
+from klimb.config.guard import SILENT, flat
+from klimb.errors import KlimbError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRun:
+    """One arm with one seed: where it runs."""
+
+    arm: Arm
+    seed: int
+    folder: Path
+
+
+def comparison_folder(arms: Sequence[Arm], recipe: str) -> Path:
+    """The same command finds its folder again, also with more seeds; another length or another arm gets its own."""
+    config = arms[0].config
+    if config.run.name is not None:
+        return Path(config.run.dir) / config.run.name
+    content = json.dumps([{k: v for k, v in flat(arm.config).items() if not k.startswith(SILENT)} for arm in arms])
+    return Path(config.run.dir) / f"compare-{recipe}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+
+
+def plan_runs(arms: Sequence[Arm], seeds: int, folder: Path) -> list[ArmRun]:
+    """Seed by seed, so that a comparison that is stopped has whole pairs."""
+    first = arms[0].config.training.seed
+    return [
+        ArmRun(arm=arm, seed=first + i, folder=folder / f"{arm.slug}-seed{first + i}")
+        for i in range(seeds)
+        for arm in arms
+    ]
+
+
+def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
+    """Start or go on with every run, in order. False when somebody stopped one.
+
+    A process each: what one arm left in memory is no part of the next one's peak. Raises KlimbError when one fails.
+    """
+    begin = time.monotonic()
+    for done, run in enumerate(runs):
+        left = f", about {(time.monotonic() - begin) / done / 60 * (len(runs) - done):.0f} min left" if done else ""
+        say(f"\nrun {done + 1} of {len(runs)}: {run.arm.label}, seed {run.seed}{left}")
+        code = subprocess.run([sys.executable, "-m", "klimb", "train", str(write_config(run))]).returncode
+        if code == 130:
+            return False
+        if code:
+            raise KlimbError(
+                f"{run.folder}: this arm ended with exit code {code}; its message stands above. Mend it and run the "
+                "same command again: arms that are done stay done, this one goes on from its newest checkpoint"
+            )
+    return True
+
+
+def write_config(run: ArmRun) -> Path:
+    """The arm's own config file beside its folder: `klimb train` runs it alone, too."""
+    tree = run.arm.config.model_dump(mode="json", exclude_unset=True, exclude={"compare"})
+    tree["training"] = {**tree.get("training", {}), "seed": run.seed, "resume": "auto"}
+    tree["run"] = {"dir": str(run.folder.parent), "name": run.folder.name}
+    path = run.folder.with_name(f"{run.folder.name}.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
