@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from klimb.cli.plan import open_console
+from klimb.compare.arms import by_value
 from klimb.compare.comparison import Comparison, Wish, compare, compare_runs
 from klimb.compare.table import KL, REWARD
 from klimb.config.load import parse_vary
@@ -74,7 +75,7 @@ def show(done: Comparison) -> None:
     console.print(shown)
     console.print(Text(f"KL: nats per token (k3); rows are means of the 20 steps before{spread}", style="dim"))
     for key, values in done.implied.items():
-        console.print(Text(plain(f"  {key}: " + ", ".join(f"{value} ({label})" for label, value in values.items()))))
+        console.print(Text(plain(f"  {key}: {by_value(values)}")), soft_wrap=True)
     console.print()
     for sentence in done.sentences:
         console.print(Text(plain(f"- {sentence}")), soft_wrap=True)

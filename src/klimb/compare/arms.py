@@ -131,6 +131,14 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def by_value(values: Mapping[str, str]) -> str:
+    """label -> value as `value (label; label), value (label)`."""
+    groups: dict[str, list[str]] = {}
+    for label, value in values.items():
+        groups.setdefault(value, []).append(label)
+    return ", ".join(f"{value} ({'; '.join(labels)})" for value, labels in groups.items())
+
+
 def _within(key: str, varied: Sequence[str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in varied)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from klimb.compare.arms import SEED, Arm, arms_between, arms_of, check_arms, shown
+from klimb.compare.arms import SEED, Arm, arms_between, arms_of, by_value, check_arms, shown
 from klimb.compare.picture import draw
 from klimb.compare.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
 from klimb.compare.table import ArmRows, TableRow, csv_rows, table
@@ -135,10 +135,8 @@ def _opening(arms: Sequence[Arm], varied: Sequence[str], runs: int, folder: Path
     beside = check_arms({arm.label: arm.config for arm in arms}, varied, {"training.lr"})
     if beside:
         lines.append("what goes with it:")
-        flats = [(arm.label, flat(arm.config)) for arm in arms]
-        lines += [
-            f"  {key}: " + ", ".join(f"{shown(one.get(key))} ({label})" for label, one in flats) for key in beside
-        ]
+        flats = {arm.label: flat(arm.config) for arm in arms}
+        lines += [f"  {key}: {by_value({name: shown(one.get(key)) for name, one in flats.items()})}" for key in beside]
     lines.append("everything else is the same: data order, seeds, every other key")
     return "\n".join(lines)
 

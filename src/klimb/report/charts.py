@@ -161,7 +161,12 @@ def _layout(panel: Panel, traces: Sequence[Figure], rows: Sequence[Row], marks: 
     layout: Figure = {
         "hovermode": "x unified",
         "hoversubplots": "axis",
-        "xaxis": {"anchor": places[-1], "range": [first, max(last, first + 1)], "hoverformat": ",d", "tickformat": ",d"},
+        "xaxis": {
+            "anchor": places[-1],
+            "range": [first, max(last, first + 1)],
+            "hoverformat": ",d",
+            "tickformat": ",d",
+        },
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.12, "yanchor": "top"},
         "shapes": [shape for mark in marks for shape in _shapes(mark)],
         "annotations": [_number(i, mark) for i, mark in enumerate(marks, start=1)],
