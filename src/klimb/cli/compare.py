@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from rich.text import Text
 from klimb.cli.plan import open_console
 from klimb.compare.arms import by_value
 from klimb.compare.comparison import Comparison, Wish, compare, compare_runs
-from klimb.compare.table import KL, REWARD
 from klimb.config.load import parse_vary
 from klimb.console import plain
 from klimb.errors import ConfigError
@@ -60,15 +58,10 @@ def _refuse(**given: bool) -> None:
 
 def show(done: Comparison) -> None:
     console = open_console()
-    labels = [arm.label for arm in done.arms]
-    shown = Table("step", *(f"{name} | {label}" for name in ("KL", "reward") for label in labels), box=None)
-    for row in done.rows:
-        cells = [
-            row.values[label][metric].shown(form) if not math.isnan(row.values[label][metric].mean) else "-"
-            for metric, form in ((KL, ".4f"), (REWARD, ".3f"))
-            for label in labels
-        ]
-        shown.add_row("start" if row.step == 0 else str(row.step), *(Text(cell, justify="right") for cell in cells))
+    head, *body = done.cells()
+    shown = Table(*head, box=None)
+    for cells in body:
+        shown.add_row(*(Text(cell, justify="right") for cell in cells))
     seeds = max(len(arm.runs) for arm in done.arms)
     spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     console.print()

@@ -11,7 +11,7 @@ from pathlib import Path
 from klimb.compare.arms import SEED, Arm, arms_between, arms_of, by_value, check_arms, shown
 from klimb.compare.picture import draw
 from klimb.compare.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
-from klimb.compare.table import ArmRows, TableRow, csv_rows, table
+from klimb.compare.table import KL, REWARD, ArmRows, TableRow, csv_rows, table
 from klimb.compare.verdict import verdict
 from klimb.config.guard import flat
 from klimb.config.load import load_config
@@ -35,6 +35,24 @@ class Comparison:
     rows: Sequence[TableRow]
     sentences: Sequence[str]
     finished: bool
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, its header first: KL of every arm, then reward of every arm."""
+        labels = [arm.label for arm in self.arms]
+        columns = [(metric, label) for metric in FORMS for label in labels]
+        head = ["step", *(f"{FORMS[metric][0]}, {label}" for metric, label in columns)]
+        body = [
+            ["start" if r.step == 0 else str(r.step), *(_text(r, m, label) for m, label in columns)] for r in self.rows
+        ]
+        return [head, *body]
+
+
+FORMS = {KL: ("KL", ".4f"), REWARD: ("reward", ".3f")}
+
+
+def _text(row: TableRow, metric: str, label: str) -> str:
+    value = row.values[label][metric]
+    return "-" if math.isnan(value.mean) else value.shown(FORMS[metric][1])
 
 
 @dataclass(frozen=True, kw_only=True)
