@@ -32,6 +32,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("playground",),
     ("build",),
     ("launch", "export", "prepare"),
+    ("report",),
     ("cli",),
 )
 """From top to bottom; rooms of one line never meet."""
@@ -121,6 +122,7 @@ LIGHT = {
     "all of klimb.config": "from klimb.config import advice, counts, guard, load, paths, posture, schema",
     "all of klimb.tasks": "import klimb.tasks, klimb.tasks.arithmetic, klimb.tasks.instructions, klimb.tasks.gym",
     "errors and the console": "import klimb.errors, klimb.console",
+    "the report": "from klimb.report import charts, files, overview, page, picture, serve",
 }
 
 
