@@ -92,7 +92,7 @@ const klimbReport = (() => {
       return out;
     });
     const layout = structuredClone(figure.layout);
-    const grid = { gridcolor: color("grid"), zeroline: false, linecolor: color("line"), automargin: true };
+    const grid = { gridcolor: color("grid"), zeroline: false, linecolor: color("line") };
     for (const key of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) Object.assign(layout[key], grid);
     Object.assign(layout.xaxis, { showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("line"),
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: color("line"), nticks: 8 });
@@ -108,7 +108,7 @@ const klimbReport = (() => {
     if (range) layout.xaxis.range = [...range];
     return [traces, Object.assign(layout, {
       uirevision: String(range), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: coarse.matches ? false : "zoom",
-      margin: { l: 46, r: 10, t: 24, b: 28 }, font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 12, color: color("soft") },
+      margin: { l: 52, r: 10, t: 24, b: 28 }, font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 12, color: color("soft") },
       hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 12 }, namelength: 24 },
     })];
   }

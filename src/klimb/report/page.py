@@ -27,7 +27,7 @@ from klimb.report.overview import STATES, facts, intervention_marks, posture, ti
 from klimb.version import VERSION
 
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-SCRIPTS = ("page.js", "samples.js")
+DRAW = "klimbReport.drawCharts();"
 
 
 def build_data(run: RunFiles, findings: Sequence[Mark] = ()) -> dict[str, Any]:
@@ -61,14 +61,14 @@ def to_json(data: Any) -> str:
 
 def build_page(run: RunFiles, findings: Sequence[Mark] = (), live: bool = False) -> str:
     """The HTML. live: the page asks the server it came from for new data."""
-    own = [(files("klimb.report") / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    scripts = [_script(text) for text in (*own, plotly_source(), "klimbReport.drawCharts();")]
-    template = Environment(autoescape=True).from_string((files("klimb.report") / "page.html").read_text("utf-8"))
+    # The samples come last: the first curves are what one looks at first.
+    scripts = [_script(text) for text in (_asset("page.js"), plotly_source(), DRAW, _asset("samples.js"))]
+    template = Environment(autoescape=True).from_string(_asset("page.html"))
     return template.render(
         name=run.name,
         version=VERSION,
         policy=policy(scripts, live),
-        style=Markup((files("klimb.report") / "page.css").read_text("utf-8")),
+        style=Markup(_asset("page.css")),
         scripts=[Markup(text) for text in scripts],
         data=Markup(to_json(build_data(run, findings))),
         live=live,
@@ -92,6 +92,10 @@ def plotly_source() -> str:
     if spec is None or spec.origin is None:
         raise MissingExtra("plotly", "report", "klimb report")
     return _unwrapped((Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def _asset(name: str) -> str:
+    return (files("klimb.report") / name).read_text(encoding="utf-8")
 
 
 def _unwrapped(source: str) -> str:

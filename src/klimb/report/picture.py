@@ -25,16 +25,17 @@ def write_picture(run: RunFiles, path: Path, findings: Sequence[Mark] = ()) -> N
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "report", "klimb report") from None
-    look = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e9ecf0"}
+    look: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e9ecf0"}
     look |= {"axes.edgecolor": "#c9d0d8", "xtick.color": SOFT, "ytick.color": SOFT, "font.size": 10}
     look |= {"text.parse_math": False}  # a run's name may hold dollar signs
     with mpl.rc_context(look):
-        figure: Any = Figure(figsize=(16, 8.6), layout="constrained")
+        figure: Any = Figure(figsize=(17, 9.4), layout="constrained")
         FigureCanvasAgg(figure)
-        figure.suptitle(f"{run.name}: {STATES[run.state]}", x=0.012, ha="left", fontsize=15, fontweight="semibold")
+        figure.suptitle(f"{run.name}: {STATES[run.state]}", x=0.012, ha="left", fontsize=16, fontweight="bold")
+        figure.get_layout_engine().set(hspace=0.06, wspace=0.04, h_pad=0.12, w_pad=0.1)
         panels = zip(figure.subplots(2, 3).flat, DRAWINGS.items(), strict=True)
         for axes, (title, draw) in panels:
-            axes.set_title(title, loc="left", fontsize=11.5, fontweight="semibold")
+            axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=26)
             draw(axes, run.rows)
             _finish(axes, [*findings, *intervention_marks(run.interventions)], axes.has_data())
         try:
@@ -55,7 +56,8 @@ def _finish(axes: Any, marks: Sequence[Mark], drawn: bool) -> None:
             axes.axvspan(mark.step, mark.end, color="#9b3f86", alpha=0.1, linewidth=0)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(handles, labels, loc="best", frameon=False, fontsize=9)
+        place = {"loc": "lower left", "bbox_to_anchor": (-0.01, 0.995), "borderaxespad": 0.2}
+        axes.legend(handles, labels, ncols=5, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.2, **place)
 
 
 def _line(axes: Any, rows: Sequence[Row], key: str, name: str, color: int, style: str = "-") -> None:
@@ -95,7 +97,7 @@ def _kl(axes: Any, rows: Sequence[Row]) -> None:
 def _ratio(axes: Any, rows: Sequence[Row]) -> None:
     _line(axes, rows, "policy/clip_fraction_high", "clipped above", 1)
     _line(axes, rows, "policy/clip_fraction_low", "clipped below", 2)
-    _line(axes, rows, "policy/ratio_abs_dev", "mean distance of the ratio from 1", 0)
+    _line(axes, rows, "policy/ratio_abs_dev", "mean distance from 1", 0)
 
 
 def _entropy(axes: Any, rows: Sequence[Row]) -> None:
@@ -105,7 +107,7 @@ def _entropy(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _length(axes: Any, rows: Sequence[Row]) -> None:
-    _line(axes, rows, "length/max", "longest, tokens", 4)
+    _line(axes, rows, "length/max", "longest, tokens", 5, ":")
     _line(axes, rows, "length/mean", "mean, tokens", 0)
 
 
@@ -114,7 +116,7 @@ def _time(axes: Any, rows: Sequence[Row]) -> None:
     parts = time_parts(shown)
     if parts:
         bands = buckets(shown, parts)
-        names = [f"{key.removeprefix('time/')}, seconds" for key in parts]
+        names = [key.removeprefix("time/") for key in parts]
         values = [bands[key].values for key in parts]
         axes.stackplot(bands[parts[0]].steps, *values, labels=names, colors=COLORS, alpha=0.75, step="pre")
 
@@ -125,5 +127,5 @@ DRAWINGS: dict[str, Drawing] = {
     "Ratio and clipping": _ratio,
     "Entropy": _entropy,
     "Length of responses": _length,
-    "Time per step": _time,
+    "Seconds per step": _time,
 }
