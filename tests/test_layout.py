@@ -124,6 +124,7 @@ LIGHT = {
     "all of klimb.config": "from klimb.config import advice, counts, guard, load, paths, posture, schema",
     "all of klimb.tasks": "import klimb.tasks, klimb.tasks.arithmetic, klimb.tasks.instructions, klimb.tasks.gym",
     "errors and the console": "import klimb.errors, klimb.console",
+    "the report": "from klimb.report import charts, files, overview, page, picture, serve",
 }
 
 

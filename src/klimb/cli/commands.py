@@ -165,3 +165,27 @@ def export(run: Path, target: Path, checkpoint: str, dtype: str) -> int:
 
     click.echo(f"wrote {export_policy(run, checkpoint, target, dtype)}")
     return 0
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Default: RUN/report.html.")
+@click.option("--serve", is_flag=True, help="Write nothing; serve the report on 127.0.0.1 and follow a running job.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve. Default: 0, a free one.")
+def report(run: Path, out: Path | None, serve: bool, port: int) -> int:
+    """Show a run folder as one HTML page, which needs no network, and a picture beside it.
+
+    \b
+    Example:
+      klimb report runs/quickstart
+      klimb report runs/quickstart --serve
+    """
+    from klimb.cli import report as page
+
+    if serve and out is not None:
+        raise click.UsageError("--out and --serve exclude each other: serving writes nothing")
+    if serve:
+        page.serve(run, port)
+    else:
+        page.write_and_show(run, out)
+    return 0

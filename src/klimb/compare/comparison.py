@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klimb.compare.arms import SEED, Arm, arms_between, arms_of, by_value, check_arms, shown
+from klimb.compare.page import build_page
 from klimb.compare.picture import draw
 from klimb.compare.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
 from klimb.compare.table import KL, REWARD, ArmRows, TableRow, csv_rows, table
@@ -133,6 +134,7 @@ def assemble(
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(done, folder / "compare.csv")
     draw(done, folder / "compare.png")
+    (folder / "compare.html").write_text(build_page(done), encoding="utf-8")
     return done
 
 

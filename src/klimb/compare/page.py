@@ -98,7 +98,8 @@ def build_data(done: Comparison) -> dict[str, Any]:
             ("steps", f"{steps:,}"),
         ],
         "tiles": [],
-        "notes": list(done.sentences),
+        "notes": [],
+        "sentences": list(done.sentences),
         "marks": [],
         "charts": [
             {"id": c.panel.id, "title": c.panel.title, "about": c.panel.about, "figure": c.figure} for c in charts
@@ -106,6 +107,7 @@ def build_data(done: Comparison) -> dict[str, Any]:
         "missing": missing,
         "samples": None,
         "table": done.cells(),
+        "config_title": "What differs beside the varied key",
         "config": "\n".join(f"{key}: {by_value(values)}" for key, values in done.implied.items()),
     }
 

@@ -38,11 +38,13 @@ class Chart:
     figure: Figure
 
 
-def build_charts(rows: Sequence[Row], marks: Sequence[Mark] = ()) -> tuple[list[Chart], list[str]]:
+def build_charts(
+    rows: Sequence[Row], marks: Sequence[Mark] = (), panels: Sequence[Panel] = PANELS
+) -> tuple[list[Chart], list[str]]:
     """The panels that have data, and the titles of those that have none."""
     charts: list[Chart] = []
     missing: list[str] = []
-    for panel in PANELS:
+    for panel in panels:
         traces = _stack(rows) if panel.stack else _traces(panel, rows)
         if traces:
             charts.append(Chart(panel=panel, figure={"data": traces, "layout": _layout(panel, traces, rows, marks)}))
@@ -76,7 +78,7 @@ def _line(line: Line, full: Curve, axis: Axis) -> list[Figure]:
     if line.faint:
         trace["opacity"] = 0.75
     if line.markers or len(full.steps) == 1:
-        trace |= {"mode": "lines+markers", "marker": {"size": 6, "color": COLORS[line.color]}}
+        trace |= {"mode": "lines+markers", "cliponaxis": False, "marker": {"size": 6, "color": COLORS[line.color]}}
     if len(full.steps) > SMOOTH_FROM and not line.markers and not line.faint:
         over = thin(smooth(full))
         out.append(trace | {"opacity": 0.3, "showlegend": False, "line": stroke | {"width": 1}})
@@ -144,7 +146,7 @@ def _stack(rows: Sequence[Row]) -> list[Figure]:
             "y": plain(band.values),
             "name": key.removeprefix("time/"),
             "mode": "lines",
-            "line": {"width": 0.5, "color": COLORS[i], "shape": "hv"},
+            "line": {"width": 0.5, "color": COLORS[i], "shape": "vh"},
             "stackgroup": "time",
             "meta": f"c{i}",
             "hovertemplate": "%{y:.3~s}s",
@@ -167,16 +169,23 @@ def _layout(panel: Panel, traces: Sequence[Figure], rows: Sequence[Row], marks: 
             "hoverformat": ",d",
             "tickformat": ",d",
         },
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.12, "yanchor": "top"},
+        "showlegend": False,  # the page writes its own, which a keyboard can reach
         "shapes": [shape for mark in marks for shape in _shapes(mark)],
         "annotations": [_number(i, mark) for i, mark in enumerate(marks, start=1)],
     }
     for place, domain in zip(places, domains, strict=True):
         axis = panel.axes[0 if place == "y" else 1]
-        key = "yaxis" + place[1:]
-        layout[key] = {"domain": domain, "tickformat": axis.form, "rangemode": "tozero" if axis.zero else "normal"}
+        layout["yaxis" + place[1:]] = _y(axis, [trace for trace in traces if trace.get("yaxis", "y") == place], domain)
         layout["annotations"].append(_unit(axis.unit, domain[1]))
     return layout
+
+
+def _y(axis: Axis, traces: Sequence[Figure], domain: list[float]) -> Figure:
+    out: Figure = {"domain": domain, "tickformat": axis.form, "rangemode": "tozero" if axis.zero else "normal"}
+    if axis.share is not None:
+        # A share that never moves would else be drawn from -100% to 100%.
+        out["range"] = [0, 1.08 * max([axis.share, *(v for trace in traces for v in trace["y"] if v is not None)])]
+    return out | ({"type": "log", "dtick": 2, "exponentformat": "e"} if axis.log else {})
 
 
 def _used(traces: Sequence[Figure], place: str) -> bool:

@@ -36,12 +36,16 @@ def posture(config: Mapping[str, Any]) -> str:
     explicit = get(config, "algorithm.use_pf_ppo")
     if not isinstance(explicit, bool):
         return ""
-    name = "explicit: old log-probabilities computed again" if explicit else "cached: the sampler's log-probabilities"
+    name = (
+        "Explicit posture: old log-probabilities are computed again after sampling"
+        if explicit
+        else "Cached posture: the sampler's log-probabilities are the old ones"
+    )
     places = [word for word in ("reward", "loss") if get(config, f"algorithm.use_kl_{_in(word)}") is True]
     if not places:
-        return f"{name}, no KL"
+        return f"{name}; no KL."
     ctrl = get(config, "algorithm.kl_ctrl.type")
-    return f"{name}, KL in the {' and the '.join(places)}, {ctrl} coefficient"
+    return f"{name}; KL in the {' and the '.join(places)} with a coefficient that is {ctrl}."
 
 
 def _in(word: str) -> str:
@@ -60,7 +64,6 @@ def facts(run: RunFiles) -> list[tuple[str, str]]:
         ("model", str(get(run.config, "actor_rollout_ref.model_path") or "")),
         ("data", ", ".join(map(str, data)) if isinstance(data, list) else ""),
         ("algorithm", f"{estimator}, {loss} loss" if estimator else ""),
-        ("posture", posture(run.config)),
         ("steps", f"{steps:,}" if run.rows else ""),
         ("episodes", f"{episodes:,}" + (f" of {total:,}" if total else "") if run.rows else ""),
         ("time", duration(seconds) if run.rows else ""),

@@ -47,6 +47,7 @@ const klimbReport = (() => {
     document.title = `${data.name} · klimb report`;
     if (at("state").textContent !== data.state_words) at("state").textContent = data.state_words;
     at("state").dataset.state = data.state;
+    at("posture").textContent = data.posture;
     at("facts").replaceChildren(...data.facts.map(([name, text]) => {
       const pair = make("div");
       pair.append(make("dt", "", name), make("dd", "", text));
@@ -55,11 +56,16 @@ const klimbReport = (() => {
     at("tiles").replaceChildren(...data.tiles.map((tile) => {
       const box = make("div", "tile");
       box.append(make("span", "label", tile.label), make("span", "value", tile.value));
-      box.append(make("span", `detail ${tile.tone}`, tile.detail), spark(tile.trend, tile.color));
+      box.append(make("span", `more ${tile.tone}`, tile.detail), spark(tile.trend, tile.color));
       return box;
     }));
     at("notes").hidden = data.notes.length === 0;
     at("notes").replaceChildren(...data.notes.map((note) => make("p", "", note)));
+    at("samples").hidden = at("to-samples").hidden = data.samples === null;
+    at("config-title").textContent = data.config_title;
+    at("sentences").replaceChildren(...data.sentences.map((text) => make("li", "", text)));
+    at("table").hidden = data.table.length === 0;
+    at("table").replaceChildren(...(data.table.length ? [table(data.table)] : []));
     at("findings").hidden = data.marks.length === 0;
     at("marks").replaceChildren(...data.marks.map((mark) => {
       const item = make("li");
@@ -73,16 +79,29 @@ const klimbReport = (() => {
     if (at("config").textContent !== data.config) at("config").textContent = data.config;
   }
 
+  function table([head, ...body]) {
+    const out = make("table"), top = make("thead"), rest = make("tbody");
+    const line = (cells, tag) => {
+      const row = make("tr");
+      row.append(...cells.map((text) => make(tag, "", text)));
+      return row;
+    };
+    top.append(line(head, "th"));
+    rest.append(...body.map((cells) => line(cells, "td")));
+    out.append(top, rest);
+    return out;
+  }
+
   function colors() {
     const style = getComputedStyle(document.documentElement);
     return (name) => style.getPropertyValue(`--${name}`).trim();
   }
 
-  function themed(figure) {
+  function themed({ figure, off }) {
     const color = colors();
     const tones = { error: "bad", warning: "warn", info: "soft", action: "c3" };
     const traces = figure.data.map((trace) => {
-      const out = { ...trace };
+      const out = { ...trace, visible: !off.has(trace.legendgroup || trace.name) };
       if (trace.meta === "band") return trace.fill ? { ...out, fillcolor: color("band") } : out;
       const own = color(trace.meta);
       if (trace.line) out.line = { ...trace.line, color: own };
@@ -91,11 +110,11 @@ const klimbReport = (() => {
       return out;
     });
     const layout = structuredClone(figure.layout);
-    const grid = { gridcolor: color("grid"), zeroline: false, linecolor: color("line"), automargin: true };
+    const grid = { gridcolor: color("grid"), zeroline: false, linecolor: color("line") };
     for (const key of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) Object.assign(layout[key], grid);
     Object.assign(layout.xaxis, { showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("line"),
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: color("line"), nticks: 8 });
-    for (const key of ["yaxis", "yaxis2"]) if (layout[key]) Object.assign(layout[key], { nticks: 6, fixedrange: true });
+    for (const key of ["yaxis", "yaxis2"]) if (layout[key]) Object.assign(layout[key], { nticks: key === "yaxis" ? 6 : 4, fixedrange: true });
     for (const shape of layout.shapes) {
       const tone = color(tones[shape.name]);
       if (shape.type === "rect") shape.fillcolor = tone;
@@ -106,42 +125,59 @@ const klimbReport = (() => {
     }
     if (range) layout.xaxis.range = [...range];
     return [traces, Object.assign(layout, {
-      uirevision: "kept", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: coarse.matches ? false : "zoom",
-      margin: { l: 46, r: 10, t: 24, b: 28 }, font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 12, color: color("soft") },
+      uirevision: String(range), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: coarse.matches ? false : "zoom",
+      margin: { l: 52, r: 10, t: 24, b: 28 }, font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 12, color: color("soft") },
       hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 12 }, namelength: 24 },
-      legend: { ...layout.legend, font: { color: color("text"), size: 12 }, itemwidth: 30 },
     })];
   }
 
   function draw(id) {
     const plot = plots.get(id);
-    if (!drawing || !plot || !plot.seen || !plot.stale) return;
-    plot.stale = false;
-    const [traces, layout] = themed(plot.figure);
-    const options = { displayModeBar: false, responsive: true, doubleClick: false };
-    Plotly.react(plot.div, traces, layout, options).then(() => {
-      plot.div.dataset.drawn = "yes";
-      if (plot.listening) return;
-      plot.listening = true;
-      plot.div.on("plotly_relayout", (change) => {
-        if ("xaxis.range[0]" in change) zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+    if (!drawing || !plot || !plot.seen || !plot.stale || plot.queued) return;
+    plot.queued = true;
+    setTimeout(() => { // one at a time, so that the first is there before the last is computed
+      plot.queued = plot.stale = false;
+      const [traces, layout] = themed(plot);
+      const options = { displayModeBar: false, responsive: true, doubleClick: false };
+      Plotly.react(plot.div, traces, layout, options).then(() => {
+        plot.div.dataset.drawn = "yes";
+        if (plot.listening) return;
+        plot.listening = true;
+        plot.div.on("plotly_relayout", (change) => {
+          if ("xaxis.range[0]" in change) zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+        });
+        plot.div.on("plotly_doubleclick", () => zoom(null));
       });
-      plot.div.on("plotly_doubleclick", () => { zoom(null); return false; });
     });
   }
 
   function zoom(to) {
     range = to;
     at("reset").hidden = !range;
-    for (const [id, plot] of plots) {
-      const wanted = range || plot.figure.layout.xaxis.range;
-      const now = plot.div.layout && plot.div.layout.xaxis.range;
-      if (!now || (now[0] === wanted[0] && now[1] === wanted[1])) continue;
-      plot.stale = true;
-      // Its own key of what people changed: a new one makes plotly take the new range.
-      plot.revision = (plot.revision || 0) + 1;
-      if (plot.seen) { plot.stale = false; Plotly.relayout(plot.div, { "xaxis.range": [...wanted] }); } else draw(id);
-    }
+    redraw();
+  }
+
+  function showLegend(plot) {
+    const named = plot.figure.data.filter((trace) => trace.showlegend !== false);
+    const wanted = named.map((trace) => trace.name).join();
+    if (plot.named === wanted) return;
+    plot.named = wanted;
+    plot.legend.replaceChildren(...named.map((trace) => {
+      const button = make("button"), swatch = make("i", trace.fill || trace.stackgroup ? "area" : "");
+      const color = `var(--${trace.meta})`, group = trace.legendgroup || trace.name;
+      button.type = "button";
+      if (trace.fill || trace.stackgroup) swatch.style.background = color;
+      else swatch.style.borderTop = `${trace.opacity ? 2 : 3}px ${{ dash: "dashed", dot: "dotted" }[trace.line?.dash] || "solid"} ${color}`;
+      button.setAttribute("aria-pressed", String(!plot.off.has(group)));
+      button.append(swatch, trace.name);
+      button.addEventListener("click", () => {
+        if (!plot.off.delete(group)) plot.off.add(group);
+        button.setAttribute("aria-pressed", String(!plot.off.has(group)));
+        plot.stale = true;
+        draw(plot.div.dataset.panel);
+      });
+      return button;
+    }));
   }
 
   const watcher = new IntersectionObserver((entries) => {
@@ -171,17 +207,19 @@ const klimbReport = (() => {
       let plot = plots.get(chart.id);
       if (!plot) {
         const card = make("article", "chart");
-        const div = make("div", chart.figure.layout.yaxis2 && chart.figure.layout.yaxis ? "plot two" : "plot");
+        const div = make("div", "plot");
         div.dataset.panel = chart.id;
         div.setAttribute("role", "img");
-        card.append(make("h3", "", chart.title), make("p", "about", chart.about), div);
+        const legend = make("div", "legend");
+        card.append(make("h3", "", chart.title), make("p", "about", chart.about), legend, div);
         at("charts").insertBefore(card, at("charts").children[i] || null);
-        plot = { div, seen: false };
+        plot = { div, legend, seen: false, off: new Set() };
         plots.set(chart.id, plot);
         watcher.observe(div);
       }
       plot.figure = chart.figure;
       plot.stale = true;
+      showLegend(plot);
       plot.div.setAttribute("aria-label", describe(chart));
       draw(chart.id);
     });

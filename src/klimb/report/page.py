@@ -23,11 +23,11 @@ from markupsafe import Markup
 from klimb.errors import MissingExtra
 from klimb.report.charts import Mark, build_charts
 from klimb.report.files import RunFiles
-from klimb.report.overview import STATES, facts, intervention_marks, tiles
+from klimb.report.overview import STATES, facts, intervention_marks, posture, tiles
 from klimb.version import VERSION
 
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-SCRIPTS = ("page.js", "samples.js")
+DRAW = "klimbReport.drawCharts();"
 
 
 def build_data(run: RunFiles, findings: Sequence[Mark] = ()) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def build_data(run: RunFiles, findings: Sequence[Mark] = ()) -> dict[str, Any]:
         "name": run.name,
         "state": run.state,
         "state_words": STATES[run.state],
+        "posture": posture(run.config),
         "facts": facts(run),
         "tiles": tiles(run),
         "notes": run.notes,
@@ -46,7 +47,10 @@ def build_data(run: RunFiles, findings: Sequence[Mark] = ()) -> dict[str, Any]:
             {"id": c.panel.id, "title": c.panel.title, "about": c.panel.about, "figure": c.figure} for c in charts
         ],
         "missing": missing,
+        "sentences": [],
+        "table": [],
         "samples": run.samples,
+        "config_title": "Configuration of the run",
         "config": run.config_text,
     }
 
@@ -60,16 +64,22 @@ def to_json(data: Any) -> str:
 
 def build_page(run: RunFiles, findings: Sequence[Mark] = (), live: bool = False) -> str:
     """The HTML. live: the page asks the server it came from for new data."""
-    own = [(files("klimb.report") / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    scripts = [_script(text) for text in (*own, plotly_source(), "klimbReport.drawCharts();")]
-    template = Environment(autoescape=True).from_string((files("klimb.report") / "page.html").read_text("utf-8"))
+    return render(build_data(run, findings), live)
+
+
+def render(data: dict[str, Any], live: bool = False) -> str:
+    """The page around such data. Without samples (None) it has no browser of them; `sentences` are what
+    it says at the top, `table` a header and rows."""
+    # The samples come last: the first curves are what one looks at first.
+    scripts = [_script(text) for text in (_asset("page.js"), plotly_source(), DRAW, _asset("samples.js"))]
+    template = Environment(autoescape=True).from_string(_asset("page.html"))
     return template.render(
-        name=run.name,
+        name=data["name"],
         version=VERSION,
         policy=policy(scripts, live),
-        style=Markup((files("klimb.report") / "page.css").read_text("utf-8")),
+        style=Markup(_asset("page.css")),
         scripts=[Markup(text) for text in scripts],
-        data=Markup(to_json(build_data(run, findings))),
+        data=Markup(to_json(data)),
         live=live,
     )
 
@@ -90,7 +100,21 @@ def plotly_source() -> str:
     spec = importlib.util.find_spec("plotly")
     if spec is None or spec.origin is None:
         raise MissingExtra("plotly", "report", "klimb report")
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return _unwrapped((Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def _asset(name: str) -> str:
+    return (files("klimb.report") / name).read_text(encoding="utf-8")
+
+
+def _unwrapped(source: str) -> str:
+    """plotly.js without its wrapper for module loaders, which makes a browser parse the whole twice (a third of the
+    page's loading time). Its notices stay. A plotly.js that looks otherwise is left as it is."""
+    start, end = source.find('"use strict";var Plotly='), source.rfind("return Plotly;")
+    notice = source.find("*/")
+    if not 0 < notice < start < end:
+        return source
+    return source[: notice + 2] + "\n" + source[start:end]
 
 
 def _script(text: str) -> str:

@@ -25,11 +25,14 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """unit: said above the axis; form: d3 format of its ticks and of the values under the cursor."""
+    """unit: said above the axis; form: d3 format of its ticks and of the values under the cursor; zero: from 0 up;
+    share: at least from 0 to this, whatever the values are; log: powers of ten."""
 
     unit: str
     form: str = ".4~g"
     zero: bool = False
+    share: float | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,10 @@ PANELS = (
         id="ratio",
         title="Ratio and clipping",
         about="How far one phase moves the policy, and the share of tokens that the clip stops.",
-        axes=(Axis(unit="distance of the ratio from 1", form=".3~g", zero=True), Axis(unit="clipped", form=".2~%")),
+        axes=(
+            Axis(unit="distance of the ratio from 1", form=".1~e", log=True),
+            Axis(unit="clipped", form=".2~%", share=0.01),
+        ),
         lines=(
             Line(key="policy/ratio_abs_dev_max", name="largest", color=4, faint=True),
             Line(key="policy/ratio_abs_dev", name="mean", color=0),
@@ -93,7 +99,7 @@ PANELS = (
         id="length",
         title="Length of responses",
         about="Truncated ones never reached their end.",
-        axes=(Axis(unit="tokens", zero=True), Axis(unit="truncated", form=".2~%")),
+        axes=(Axis(unit="tokens", zero=True), Axis(unit="truncated", form=".2~%", share=0.02)),
         lines=(
             Line(key="length/max", name="longest", color=4, faint=True),
             Line(key="length/mean", name="mean", color=0),
@@ -115,7 +121,7 @@ PANELS = (
         id="gradient",
         title="Gradient norm",
         about="Before clipping.",
-        axes=(Axis(unit="norm", form=".3~g", zero=True), Axis(unit="learning rate", form=".2~e", zero=True)),
+        axes=(Axis(unit="norm", form=".3~g", zero=True), Axis(unit="learning rate", form=".1~e", zero=True)),
         lines=(
             Line(key="policy/grad_norm", name="policy", color=0),
             Line(key="value/grad_norm", name="critic", color=1),
@@ -126,11 +132,14 @@ PANELS = (
         id="mismatch",
         title="Sampler against trainer",
         about="The same tokens scored twice; anything but rounding means the engines disagree.",
-        axes=(Axis(unit="difference of probabilities", form=".2~e"), Axis(unit="effective samples", form=".3~%")),
+        axes=(
+            Axis(unit="difference of probabilities", form=".1~e", log=True),
+            Axis(unit="effective", form=".4~%", share=1),
+        ),
         lines=(
             Line(key="mismatch/probs_diff_max", name="largest", color=4, faint=True),
             Line(key="mismatch/probs_diff_mean", name="mean", color=0),
-            Line(key="mismatch/ess", name="effective samples", color=2, axis=1),
+            Line(key="mismatch/ess", name="effective sample size", color=2, axis=1),
         ),
     ),
     Panel(
@@ -154,7 +163,7 @@ PANELS = (
     Panel(
         id="throughput",
         title="Throughput",
-        about="",
+        about="Tokens sampled and trained on, and episodes without evaluation.",
         axes=(Axis(unit="tokens per second", form=".3~s", zero=True), Axis(unit="episodes per second", zero=True)),
         lines=(
             Line(key="perf/rollout_tokens_per_s", name="rollout", color=0),

@@ -14,7 +14,7 @@
   const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
   function take(data) {
-    samples = data.samples;
+    samples = data.samples || [];
     histories = new Map();
     for (const s of samples) {
       const key = promptOf(s);

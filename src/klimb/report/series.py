@@ -66,7 +66,9 @@ def smooth(full: Curve) -> Curve:
 
 
 def buckets(rows: Sequence[dict[str, float]], keys: Sequence[str], limit: int = STACKED) -> dict[str, Curve]:
-    """Means of the keys over the same buckets of steps; a key that a row lacks or that is not finite counts 0."""
+    """Means of the keys over the same buckets of steps; a key that a row lacks or that is not finite counts 0.
+
+    Each value stands at its bucket's last step and reaches back to the one before, so the first stands twice."""
     count = min(limit, len(rows))
     spans = [rows[b * len(rows) // count : (b + 1) * len(rows) // count] for b in range(count)]
     steps = [int(span[-1]["step"]) for span in spans]
@@ -74,7 +76,9 @@ def buckets(rows: Sequence[dict[str, float]], keys: Sequence[str], limit: int = 
     def mean(span: Sequence[dict[str, float]], key: str) -> float:
         return sum(v for row in span if math.isfinite(v := row.get(key, 0.0))) / len(span)
 
-    return {key: Curve(steps, [mean(span, key) for span in spans]) for key in keys}
+    steps = [int(spans[0][0]["step"]) - 1, *steps]
+    means = {key: [mean(span, key) for span in spans] for key in keys}
+    return {key: Curve(steps, [values[0], *values]) for key, values in means.items()}
 
 
 def plain(values: Sequence[float]) -> list[float | None]:
