@@ -33,7 +33,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("build",),
     ("launch", "export", "prepare"),
     ("report",),
-    ("compare",),
+    ("comparison",),
     ("cli",),
     ("__main__",),
 )

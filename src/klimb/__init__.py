@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from klimb.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from klimb.compare.comparison import Comparison, compare
+    from klimb.comparison.compare import Comparison, compare
     from klimb.config.schema import RunConfig
     from klimb.launch import RunResult, evaluate, train
 
@@ -21,8 +21,8 @@ _HOMES = {
     "RunResult": "klimb.launch",
     "train": "klimb.launch",
     "evaluate": "klimb.launch",
-    "compare": "klimb.compare.comparison",
-    "Comparison": "klimb.compare.comparison",
+    "compare": "klimb.comparison.compare",
+    "Comparison": "klimb.comparison.compare",
 }
 
 

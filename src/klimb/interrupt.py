@@ -13,16 +13,18 @@ from types import FrameType
 
 @dataclass
 class Interrupt:
-    """Ctrl-C or SIGTERM: the first lets the turn end and saves, the second stops at once."""
+    """Ctrl-C or SIGTERM: the first lets the turn end and saves, the second stops at once. quiet: says nothing."""
 
     asked: bool = False
+    quiet: bool = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
         # Plain write: a signal may fall into the middle of somebody else's print.
-        os.write(2, b"\nstopping after this step; once more to stop at once\n")
+        if not self.quiet:
+            os.write(2, b"\nstopping after this step; once more to stop at once\n")
 
     @contextmanager
     def listening(self) -> Generator[None]:

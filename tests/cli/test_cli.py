@@ -15,7 +15,7 @@ from klimb.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 KLIMB = Path(sys.executable).parent / "klimb"
-COMMANDS = ["train", "plan", "eval", "prepare", "export"]
+COMMANDS = ["train", "plan", "compare", "report", "eval", "prepare", "export"]
 ARTICLE = ROOT / "recipes" / "article-7b.yaml"
 CONFIG = """\
 actor_rollout_ref:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from klimb.cli.plan import open_console
-from klimb.compare.arms import by_value
-from klimb.compare.comparison import Comparison, Wish, compare, compare_runs
+from klimb.comparison.arms import by_value
+from klimb.comparison.compare import Comparison, Wish, compare, compare_runs
 from klimb.config.load import parse_vary
 from klimb.console import plain
 from klimb.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from klimb.compare.table import FIRST, KL, REWARD, WINDOW, ArmRows, series, turns, window_mean
+from klimb.comparison.table import FIRST, KL, REWARD, WINDOW, ArmRows, series, turns, window_mean
 
 SURE = 0.95
 """Confidence of every interval and test here."""

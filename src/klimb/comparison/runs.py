@@ -13,10 +13,13 @@ from pathlib import Path
 
 import yaml
 
-from klimb.compare.arms import Arm
+from klimb.comparison.arms import Arm
 from klimb.config.guard import SILENT, flat
 from klimb.errors import KlimbError
+from klimb.interrupt import Interrupt
 
+STOPPED = 130
+"""Exit code of a run that somebody stopped, and that goes on with the same command."""
 Say = Callable[[str], None]
 
 
@@ -57,8 +60,8 @@ def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
     for done, run in enumerate(runs):
         left = f", about {(time.monotonic() - begin) / done / 60 * (len(runs) - done):.0f} min left" if done else ""
         say(f"\nrun {done + 1} of {len(runs)}: {run.arm.label}, seed {run.seed}{left}")
-        code = subprocess.run([sys.executable, "-m", "klimb", "train", str(write_config(run))]).returncode
-        if code == 130:
+        code = _train(write_config(run))
+        if code == STOPPED:
             return False
         if code:
             raise KlimbError(
@@ -66,6 +69,15 @@ def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
                 "same command again: arms that are done stay done, this one goes on from its newest checkpoint"
             )
     return True
+
+
+def _train(config: Path) -> int:
+    """Exit code of `klimb train`. Ctrl-C reaches it too, from the terminal; this process waits until it has saved."""
+    sys.stdout.flush()  # on a pipe, before what the arm prints
+    interrupt = Interrupt(quiet=True)
+    with interrupt.listening(), subprocess.Popen([sys.executable, "-m", "klimb", "train", str(config)]) as arm:
+        code = arm.wait()
+    return STOPPED if interrupt.asked else code
 
 
 def write_config(run: ArmRun) -> Path:

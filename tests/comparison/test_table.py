@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from klimb.compare.table import KL, REWARD, ArmRows, csv_rows, over_seeds, table, turns, window_mean
+from klimb.comparison.table import KL, REWARD, ArmRows, csv_rows, over_seeds, table, turns, window_mean
 
 
 def rows(kl: list[float], reward: list[float] | None = None) -> list[dict[str, float]]:

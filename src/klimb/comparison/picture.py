@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from klimb.compare.table import KL, REWARD, WINDOW, ArmRows, series
+from klimb.comparison.table import KL, REWARD, WINDOW, ArmRows, series
 from klimb.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from klimb.compare.comparison import Comparison
+    from klimb.comparison.compare import Comparison
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Told apart by people who are colour-blind (Okabe and Ito)."""

@@ -52,7 +52,6 @@ def arms_of(
     common = list(overrides)
     if steps is not None:
         common.append(f"training.total_episodes={steps * base.actor_rollout_ref.rollout_batch_size}")
-        common.append(f"training.save_freq={steps * base.actor_rollout_ref.rollout_batch_size}")
     varied = [item.key for item in vary]
     if base.training.lr == "auto" and "training.lr" not in varied:
         common.append(f"training.lr={resolve(base).lr!r}")

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from klimb.compare.arms import SEED, Arm, arms_between, arms_of, by_value, check_arms, shown
-from klimb.compare.page import build_page
-from klimb.compare.picture import draw
-from klimb.compare.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
-from klimb.compare.table import KL, REWARD, ArmRows, TableRow, csv_rows, table
-from klimb.compare.verdict import verdict
+from klimb.comparison.arms import SEED, Arm, arms_between, arms_of, by_value, check_arms, shown
+from klimb.comparison.page import build_page
+from klimb.comparison.picture import draw
+from klimb.comparison.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
+from klimb.comparison.table import KL, REWARD, ArmRows, TableRow, csv_rows, table
+from klimb.comparison.verdict import verdict
 from klimb.config.guard import flat
 from klimb.config.load import load_config
 from klimb.config.posture import resolve

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from klimb.compare.arms import by_value
-from klimb.compare.picture import smoothed
-from klimb.compare.table import KL, REWARD, ArmRows, series
+from klimb.comparison.arms import by_value
+from klimb.comparison.picture import smoothed
+from klimb.comparison.table import KL, REWARD, ArmRows, series
 from klimb.report.charts import build_charts
 from klimb.report.page import render
 from klimb.report.panels import COLORS, Axis, Line, Panel
 
 if TYPE_CHECKING:
-    from klimb.compare.comparison import Comparison
+    from klimb.comparison.compare import Comparison
 
 
 @dataclass(frozen=True, kw_only=True)

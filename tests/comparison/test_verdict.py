@@ -8,8 +8,8 @@ import random
 import pytest
 from scipy import stats
 
-from klimb.compare.table import KL, REWARD, ArmRows
-from klimb.compare.verdict import cost, difference, held_from, rises, standard_error, verdict
+from klimb.comparison.table import KL, REWARD, ArmRows
+from klimb.comparison.verdict import cost, difference, held_from, rises, standard_error, verdict
 
 
 def arm(

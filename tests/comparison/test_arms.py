@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from klimb.compare.arms import arms_between, arms_of, check_arms, implied_by
-from klimb.compare.runs import comparison_folder, plan_runs, write_config
+from klimb.comparison.arms import arms_between, arms_of, check_arms, implied_by
+from klimb.comparison.runs import comparison_folder, plan_runs, write_config
 from klimb.config.guard import flat
 from klimb.config.load import load_config, parse_vary
 from klimb.config.schema import RunConfig, VaryConfig
