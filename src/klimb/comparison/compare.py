@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from klimb.config.guard import flat
 from klimb.config.load import load_config
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig, VaryConfig
-from klimb.errors import ConfigError
+from klimb.errors import ConfigError, MissingExtra
 from klimb.report.files import read_run
 
 
@@ -72,6 +73,7 @@ def compare(path: str | Path, overrides: Sequence[str] = (), wish: Wish | None =
 
     Raises ConfigError where arms would differ in more than they should, before anything runs.
     """
+    _require_extras()
     path, wish = Path(path), wish or Wish()
     own = load_config(path, overrides).config.compare
     vary = wish.vary or own.vary
@@ -93,6 +95,7 @@ def compare(path: str | Path, overrides: Sequence[str] = (), wish: Wish | None =
 
 def compare_runs(folders: Sequence[Path], out: Path | None, wish: Wish) -> Comparison:
     """The same over run folders that are there already. Raises ConfigError when they differ in more than one key."""
+    _require_extras()
     configs = {str(folder): load_config(folder / "config.yaml").config for folder in folders}
     if len(configs) < 2:
         raise ConfigError(f"{folders[0]}: one run makes no comparison; give two or more run folders, or a config file")
@@ -107,6 +110,13 @@ def compare_runs(folders: Sequence[Path], out: Path | None, wish: Wish) -> Compa
     names = "-".join(folder.resolve().name for folder in folders[:2])
     target = folders[0].resolve().parent / f"compare-{names}" if out is None else out
     return assemble(target, names, varied, runs, 50 if wish.every is None else wish.every, True)
+
+
+def _require_extras() -> None:
+    """Before hours of training, not after."""
+    for package in ("matplotlib", "plotly"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(package, "report", "klimb compare")
 
 
 def assemble(
