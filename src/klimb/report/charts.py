@@ -16,6 +16,8 @@ from klimb.report.series import SMOOTH_FROM, Curve, buckets, curve, plain, smoot
 Row = dict[str, float]
 Figure = dict[str, Any]
 Severity = Literal["info", "warning", "error", "action"]
+MARKED = 60
+"""Evaluations up to which each gets a dot."""
 WIDTH_OF_BAND = 0.5
 """The target band is the target plus and minus this share."""
 
@@ -73,19 +75,16 @@ def _line(line: Line, full: Curve, axis: Axis) -> list[Figure]:
     stroke: Figure = {"color": COLORS[line.color], "width": 1.25 if line.faint else 2, "dash": line.dash}
     drawn, out = thin(full), list[Figure]()
     trace = base | {"x": drawn.steps, "y": plain(drawn.values), "mode": "lines", "line": stroke}
-    if line.faint:
-        trace["opacity"] = 0.75
-    if line.markers or len(full.steps) == 1:
+    if len(full.steps) == 1 or (line.markers and len(full.steps) <= MARKED):
         trace |= {"mode": "lines+markers", "cliponaxis": False, "marker": {"size": 6, "color": COLORS[line.color]}}
-    if len(full.steps) > SMOOTH_FROM and not line.markers and not line.faint:
+    if len(full.steps) > SMOOTH_FROM and not line.markers:
         over = thin(smooth(full))
-        out.append(trace | {"opacity": 0.3, "showlegend": False, "line": stroke | {"width": 1}})
-        out.append(
-            base | {"x": over.steps, "y": plain(over.values), "mode": "lines", "line": stroke, "hoverinfo": "skip"}
-        )
+        faint = {"opacity": 0.15 if line.faint else 0.3, "showlegend": False, "line": stroke | {"width": 1}}
+        out.append(trace | faint)
+        out.append(trace | {"x": over.steps, "y": plain(over.values), "hoverinfo": "skip"})
         out[-1].pop("hovertemplate")
     else:
-        out.append(trace)
+        out.append(trace | ({"opacity": 0.75} if line.faint else {}))
     return out + _not_finite(line, thin(full), place)
 
 
@@ -147,7 +146,7 @@ def _stack(rows: Sequence[Row]) -> list[Figure]:
             "line": {"width": 0.5, "color": COLORS[i], "shape": "vh"},
             "stackgroup": "time",
             "meta": f"c{i}",
-            "hovertemplate": "%{y:.3~s}s",
+            "hovertemplate": "%{y:.3~g} s",
         }
         for i, (key, band) in enumerate(buckets(shown, parts).items())
     ]
