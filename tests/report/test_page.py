@@ -199,7 +199,7 @@ def test_what_a_model_wrote_is_text_wherever_it_stands(tmp_path: Path, open_page
         )
         for i in (0, 1)
     ]
-    folder = write_run(tmp_path / "run", rows_of(20), [], name=bad)
+    folder = write_run(tmp_path / "run", rows_of(20), [], name=bad + "\ud800")
     (folder / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
     (folder / "interventions.jsonl").write_text(line({"step": 5, "finding": bad, "action": bad}))
     (folder / "metrics.jsonl").write_text("".join(line(row | {f"time/{bad}": 1.0}) for row in rows_of(20)))

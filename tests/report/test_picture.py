@@ -19,7 +19,7 @@ def test_a_picture_of_any_run(tmp_path: Path, steps: int) -> None:
     rows = rows_of(steps) if steps else []
     if steps > 5:
         rows[3]["kl/k3"] = rows[4]["reward/mean"] = "nan"
-    run = read_run(write_run(tmp_path / "run", rows, name="a $dollar$ <b>name</b>"))
+    run = read_run(write_run(tmp_path / "run", rows, name="a $dollar$ <b>name</b> \ud800\u6f22\n" * 9))
     write_picture(run, tmp_path / "a.png", [Mark(step=1, end=2, label="x", severity="error")])
     data = (tmp_path / "a.png").read_bytes()
     assert data.startswith(b"\x89PNG")

@@ -26,7 +26,7 @@ def write_and_show(folder: Path, out: Path | None) -> None:
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise KlimbError(f"{target}: cannot be written: {error.strerror}") from error
+        raise KlimbError(f"{target}: cannot be written: {error.strerror}; --out writes elsewhere") from error
     write_picture(run, picture)
     console = open_console()
     for text in found(run):

@@ -16,6 +16,8 @@ from klimb.report.series import SMOOTH_FROM, Curve, buckets, curve, plain, smoot
 Row = dict[str, float]
 Figure = dict[str, Any]
 Severity = Literal["info", "warning", "error", "action"]
+FEW_DECADES = 4
+"""A log axis of more gets a tick at every other power of ten."""
 MARKED = 60
 """Evaluations up to which each gets a dot."""
 WIDTH_OF_BAND = 0.5
@@ -163,7 +165,7 @@ def _layout(panel: Panel, traces: Sequence[Figure], rows: Sequence[Row], marks: 
         "xaxis": {
             "anchor": places[-1],
             "range": [first, max(last, first + 1)],
-            "hoverformat": ",d",
+            "unifiedhovertitle": {"text": "step %{x:,d}"},
             "tickformat": ",d",
         },
         "showlegend": False,  # the page writes its own, which a keyboard can reach
@@ -182,7 +184,11 @@ def _y(axis: Axis, traces: Sequence[Figure], domain: list[float]) -> Figure:
     if axis.share is not None:
         # A share that never moves would else be drawn from -100% to 100%.
         out["range"] = [0, 1.08 * max([axis.share, *(v for trace in traces for v in trace["y"] if v is not None)])]
-    return out | ({"type": "log", "dtick": 2, "exponentformat": "e"} if axis.log else {})
+    if axis.log:
+        positive = [v for trace in traces for v in trace["y"] if v is not None and v > 0] or [1.0]
+        wide = math.log10(max(positive) / min(positive)) > FEW_DECADES
+        out |= {"type": "log", "dtick": 2 if wide else 1}
+    return out
 
 
 def _used(traces: Sequence[Figure], place: str) -> bool:
