@@ -90,8 +90,7 @@
     const mark = { correct: "✓ correct", wrong: "✗ wrong", none: "" }[verdict(s)];
     head.append(make("span", "", `step ${s.step.toLocaleString("en")}`), make("span", "soft", s.kind === "eval" ? "held-out" : "train"));
     head.append(make("span", verdict(s), s.failure === null ? mark : "failed"), reward(s), make("span", "soft", `${s.num_tokens} tok`));
-    words.append(marked(make("b"), excerpt(s.prompt, 90)), " → ");
-    marked(words, excerpt(s.response, 220));
+    words.append(marked(make("b"), excerpt(s.prompt, 160)), marked(make("span"), excerpt(s.response, 220)));
     head.append(words);
     box.append(head);
     const toggle = (unfold) => {
