@@ -13,3 +13,5 @@ import torch
 
 torch.set_num_threads(1)
 jaxtyping.install_import_hook("klimb.algos", "beartype.beartype")
+
+pytest_plugins = ["tests.browser"]

@@ -76,6 +76,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "export of a wrong dtype": (("export", "nowhere", "--to", "x", "--dtype", "int8"), ("int8", "bfloat16")),
     "eval of a foreign folder": (("eval", "src"), ("src: no config.yaml there",)),
     "eval of nothing": (("eval", "nowhere.yaml"), ("nowhere.yaml: no such config file",)),
+    "report of nothing": (("report", "nowhere"), ("nowhere: no such run folder",)),
+    "report of a foreign folder": (("report", "src"), ("src: not a run folder: no config.yaml",)),
+    "report into another kind of file": (("report", "src", "--out", "a.pdf"), ("--out a.pdf: must end in .html",)),
+    "report served and written": (("report", "src", "--serve", "--out", "a.html"), ("--out and --serve",)),
+    "report on a wrong port": (("report", "src", "--serve", "--port", "70000"), ("--port",)),
     "prepare of nothing": (("prepare", "playgrond"), ("playground", "smollm2")),
 }
 

@@ -18,16 +18,15 @@ from klimb.report.serve import Server
 
 def write_and_show(folder: Path, out: Path | None) -> None:
     """Write the HTML and the PNG beside it; print what was found and where they are."""
-    run = read_run(folder)
     target = out or folder / "report.html"
     if target.suffix not in (".html", ".htm"):
         raise ConfigError(f"--out {target}: must end in .html; the picture gets the same name with .png")
-    picture = target.with_suffix(".png")
+    run, picture = read_run(folder), target.with_suffix(".png")
     page = build_page(run)
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise KlimbError(f"{target}: cannot be written: {error.strerror}") from error
+        raise KlimbError(f"{target}: cannot be written: {error.strerror}; --out writes elsewhere") from error
     write_picture(run, picture)
     console = open_console()
     for text in found(run):
@@ -38,8 +37,8 @@ def write_and_show(folder: Path, out: Path | None) -> None:
 
 def found(run: RunFiles) -> list[str]:
     """What the folder holds, and what of it could not be read."""
-    steps = f"{int(run.rows[-1]['step']):,} steps" if run.rows else "no steps"
-    first = f"{run.name}: {STATES[run.state]}; {steps}, {len(run.samples):,} samples"
+    steps = int(run.rows[-1]["step"]) if run.rows else 0
+    first = f"{run.name}: {STATES[run.state]}; steps {steps:,}, samples {len(run.samples):,}"
     return [first, *(f"note: {note}" for note in run.notes)]
 
 

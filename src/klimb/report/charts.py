@@ -16,6 +16,10 @@ from klimb.report.series import SMOOTH_FROM, Curve, buckets, curve, plain, smoot
 Row = dict[str, float]
 Figure = dict[str, Any]
 Severity = Literal["info", "warning", "error", "action"]
+FEW_DECADES = 4
+"""A log axis of more gets a tick at every other power of ten."""
+MARKED = 60
+"""Evaluations up to which each gets a dot."""
 WIDTH_OF_BAND = 0.5
 """The target band is the target plus and minus this share."""
 
@@ -75,19 +79,16 @@ def _line(line: Line, full: Curve, axis: Axis) -> list[Figure]:
     stroke: Figure = {"color": COLORS[line.color], "width": 1.25 if line.faint else 2, "dash": line.dash}
     drawn, out = thin(full), list[Figure]()
     trace = base | {"x": drawn.steps, "y": plain(drawn.values), "mode": "lines", "line": stroke}
-    if line.faint:
-        trace["opacity"] = 0.75
-    if line.markers or len(full.steps) == 1:
+    if len(full.steps) == 1 or (line.markers and len(full.steps) <= MARKED):
         trace |= {"mode": "lines+markers", "cliponaxis": False, "marker": {"size": 6, "color": COLORS[line.color]}}
-    if len(full.steps) > SMOOTH_FROM and not line.markers and not line.faint:
+    if len(full.steps) > SMOOTH_FROM and not line.markers:
         over = thin(smooth(full))
-        out.append(trace | {"opacity": 0.3, "showlegend": False, "line": stroke | {"width": 1}})
-        out.append(
-            base | {"x": over.steps, "y": plain(over.values), "mode": "lines", "line": stroke, "hoverinfo": "skip"}
-        )
+        faint = {"opacity": 0.15 if line.faint else 0.3, "showlegend": False, "line": stroke | {"width": 1}}
+        out.append(trace | faint)
+        out.append(trace | {"x": over.steps, "y": plain(over.values), "hoverinfo": "skip"})
         out[-1].pop("hovertemplate")
     else:
-        out.append(trace)
+        out.append(trace | ({"opacity": 0.75} if line.faint else {}))
     return out + _not_finite(line, thin(full), place)
 
 
@@ -149,7 +150,7 @@ def _stack(rows: Sequence[Row]) -> list[Figure]:
             "line": {"width": 0.5, "color": COLORS[i], "shape": "vh"},
             "stackgroup": "time",
             "meta": f"c{i}",
-            "hovertemplate": "%{y:.3~s}s",
+            "hovertemplate": "%{y:.3~g} s",
         }
         for i, (key, band) in enumerate(buckets(shown, parts).items())
     ]
@@ -166,7 +167,7 @@ def _layout(panel: Panel, traces: Sequence[Figure], rows: Sequence[Row], marks: 
         "xaxis": {
             "anchor": places[-1],
             "range": [first, max(last, first + 1)],
-            "hoverformat": ",d",
+            "unifiedhovertitle": {"text": "step %{x:,d}"},
             "tickformat": ",d",
         },
         "showlegend": False,  # the page writes its own, which a keyboard can reach
@@ -185,7 +186,11 @@ def _y(axis: Axis, traces: Sequence[Figure], domain: list[float]) -> Figure:
     if axis.share is not None:
         # A share that never moves would else be drawn from -100% to 100%.
         out["range"] = [0, 1.08 * max([axis.share, *(v for trace in traces for v in trace["y"] if v is not None)])]
-    return out | ({"type": "log", "dtick": 2, "exponentformat": "e"} if axis.log else {})
+    if axis.log:
+        positive = [v for trace in traces for v in trace["y"] if v is not None and v > 0] or [1.0]
+        wide = math.log10(max(positive) / min(positive)) > FEW_DECADES
+        out |= {"type": "log", "dtick": 2 if wide else 1}
+    return out
 
 
 def _used(traces: Sequence[Figure], place: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from klimb import checkpoint
+from klimb.console import plain
 from klimb.errors import KlimbError
 from klimb.report.lines import Lines, number, read_samples, whole
 
@@ -61,7 +62,7 @@ def read_run(folder: Path) -> RunFiles:
         state = "finished" if _reached_end(config, rows[-1]) else "stopped"
     return RunFiles(
         folder=folder,
-        name=str(name or folder.resolve().name),
+        name=plain(str(name or folder.resolve().name)),
         config=config,
         config_text=text,
         rows=rows,

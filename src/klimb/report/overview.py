@@ -82,7 +82,7 @@ def _best(run: RunFiles) -> str:
 
 
 def tiles(run: RunFiles) -> list[dict[str, Any]]:
-    """label, value, detail, trend (a small curve), color and tone: good, bad or empty."""
+    """label, value, detail, trend (a small curve), color and tone: good, warn, bad or empty."""
     out = [
         _before_after(run.rows, "eval/accuracy", "held-out accuracy", 2, percent=True),
         _before_after(run.rows, "eval/reward", "held-out reward", 1),
@@ -129,7 +129,7 @@ def _kl(run: RunFiles) -> dict[str, Any] | None:
     if target and target[-1] > 0:
         share = mean / target[-1]
         detail = f"second half, {share:.0%} of the target {target[-1]:g}"
-        tone = "good" if 0.5 <= share <= 1.5 else "bad"
+        tone = "good" if 0.5 <= share <= 1.5 else "warn" if share < 0.5 else "bad"
     return _tile("KL", f"{mean:.4f}", detail, full.finite, 0, tone)
 
 

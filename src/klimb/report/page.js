@@ -113,7 +113,7 @@ const klimbReport = (() => {
     const grid = { gridcolor: color("grid"), zeroline: false, linecolor: color("line") };
     for (const key of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) Object.assign(layout[key], grid);
     Object.assign(layout.xaxis, { showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("line"),
-      showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: color("line"), nticks: 8 });
+      showspikes: true, spikemode: "across", spikethickness: -2, spikedash: "solid", spikecolor: color("soft"), nticks: 8 });
     for (const key of ["yaxis", "yaxis2"]) if (layout[key]) Object.assign(layout[key], { nticks: key === "yaxis" ? 6 : 4, fixedrange: true });
     for (const shape of layout.shapes) {
       const tone = color(tones[shape.name]);
@@ -187,7 +187,7 @@ const klimbReport = (() => {
       plot.seen = entry.isIntersecting;
       draw(entry.target.dataset.panel);
     }
-  }, { rootMargin: "300px" });
+  }, { rootMargin: "500px" });
 
   function describe(chart) {
     const last = chart.figure.data.filter((trace) => trace.hovertemplate && trace.meta !== "bad").map((trace) => {

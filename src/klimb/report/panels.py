@@ -146,7 +146,7 @@ PANELS = (
         id="time",
         title="Time per step",
         about="By part.",
-        axes=(Axis(unit="seconds", form=".3~s", zero=True),),
+        axes=(Axis(unit="seconds", form=".3~g", zero=True),),
         stack=True,
     ),
     Panel(

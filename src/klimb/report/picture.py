@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from klimb.report.panels import COLORS
 from klimb.report.series import SMOOTH_FROM, buckets, curve, smooth, thin
 
 SOFT = "#56616e"
+LONGEST = 90
+"""Characters of the run's name above the panels."""
 Drawing = Callable[[Any, Sequence[Row]], None]
 
 
@@ -31,7 +34,9 @@ def write_picture(run: RunFiles, path: Path, findings: Sequence[Mark] = ()) -> N
     with mpl.rc_context(look):
         figure: Any = Figure(figsize=(17, 9.4), layout="constrained")
         FigureCanvasAgg(figure)
-        figure.suptitle(f"{run.name}: {STATES[run.state]}", x=0.012, ha="left", fontsize=16, fontweight="bold")
+        figure.suptitle(
+            f"{run.name[:LONGEST]}: {STATES[run.state]}", x=0.012, ha="left", fontsize=16, fontweight="bold"
+        )
         figure.get_layout_engine().set(hspace=0.06, wspace=0.04, h_pad=0.12, w_pad=0.1)
         panels = zip(figure.subplots(2, 3).flat, DRAWINGS.items(), strict=True)
         for axes, (title, draw) in panels:
@@ -39,7 +44,9 @@ def write_picture(run: RunFiles, path: Path, findings: Sequence[Mark] = ()) -> N
             draw(axes, run.rows)
             _finish(axes, [*findings, *intervention_marks(run.interventions)], axes.has_data())
         try:
-            figure.savefig(path, dpi=110)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that the font lacks
+                figure.savefig(path, dpi=110)
         except OSError as error:
             raise KlimbError(f"{path}: cannot be written: {error.strerror}") from error
 

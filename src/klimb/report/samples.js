@@ -55,20 +55,22 @@
   function marked(element, text) {
     // The text with what was searched for marked in it.
     const words = at("search").value.trim().toLowerCase(), lower = text.toLowerCase();
-    let from = 0;
-    for (let at_ = words && lower.length === text.length ? lower.indexOf(words) : -1; at_ >= 0; at_ = lower.indexOf(words, from)) {
-      element.append(text.slice(from, at_), make("mark", "", text.slice(at_, at_ + words.length)));
-      from = at_ + words.length;
+    let from = 0, here = words && lower.length === text.length ? lower.indexOf(words) : -1;
+    while (here >= 0) {
+      element.append(text.slice(from, here), make("mark", "", text.slice(here, here + words.length)));
+      from = here + words.length;
+      here = lower.indexOf(words, from);
     }
     element.append(text.slice(from));
     return element;
   }
 
-  function excerpt(text) {
+  function excerpt(text, length) {
     const words = at("search").value.trim().toLowerCase();
     const found = words ? text.toLowerCase().indexOf(words) : -1;
-    const from = found > 60 ? found - 30 : 0;
-    return (from ? "… " : "") + text.slice(from, from + 220).replace(/\s+/g, " ");
+    const from = found > length / 3 ? found - 20 : 0;
+    const more = text.length > from + length ? " …" : "";
+    return (from ? "… " : "") + text.slice(from, from + length).replace(/\s+/g, " ") + more;
   }
 
   function reward(s) {
@@ -88,8 +90,7 @@
     const mark = { correct: "✓ correct", wrong: "✗ wrong", none: "" }[verdict(s)];
     head.append(make("span", "", `step ${s.step.toLocaleString("en")}`), make("span", "soft", s.kind === "eval" ? "held-out" : "train"));
     head.append(make("span", verdict(s), s.failure === null ? mark : "failed"), reward(s), make("span", "soft", `${s.num_tokens} tok`));
-    words.append(marked(make("b"), excerpt(s.prompt)), " → ");
-    marked(words, excerpt(s.response));
+    words.append(marked(make("b"), excerpt(s.prompt, 160)), marked(make("span"), excerpt(s.response, 220)));
     head.append(words);
     box.append(head);
     const toggle = (unfold) => {
@@ -218,9 +219,10 @@
   klimbReport.onData((data) => {
     // Where somebody reads must stay where it is: same page, same unfolded samples, same focus, same scroll.
     const focused = document.activeElement?.dataset?.key, height = scrollY;
-    const before = samples.length;
+    const ends = () => [samples.length, ...[samples.at(0), samples.at(-1)].filter(Boolean).map(keyOf)].join();
+    const before = ends();
     take(data);
-    if (samples.length === before) return;
+    if (ends() === before) return;
     filter();
     if (focused) [...at("list").querySelectorAll(".head")].find((head) => head.dataset.key === focused)?.focus({ preventScroll: true });
     scrollTo({ top: height, behavior: "instant" });

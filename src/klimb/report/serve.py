@@ -10,7 +10,7 @@ from pathlib import Path
 
 from klimb.errors import KlimbError
 from klimb.report.files import fingerprint, read_run
-from klimb.report.page import build_data, build_page, to_json
+from klimb.report.page import build_data, build_page, plotly_source, to_json
 
 HOST = "127.0.0.1"
 
@@ -44,7 +44,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int) -> None:
         self.source = Source(folder)
-        self.source.data()  # a folder that is no run is refused here, not in the browser
+        plotly_source()
+        self.source.data()  # what is missing is told here, not in the browser
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
