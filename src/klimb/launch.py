@@ -7,11 +7,12 @@ import hashlib
 import json
 import math
 import multiprocessing
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 from pydantic import ValidationError
@@ -91,14 +92,21 @@ def _alone_in(folder: Path) -> Generator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        # A report looks for a moment whether the lock is held, by holding it: ask more than once.
+        if not any(_locked(file) or time.sleep(0.1) for _ in range(5)):
             raise KlimbError(
                 f"{folder}: another klimb process is running in this folder. Wait for it, stop it, or give this run a "
                 "folder of its own with run.name=NEW_NAME"
-            ) from None
+            )
         yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _refuse_bootstrapping() -> None:

@@ -70,6 +70,7 @@ def test_it_opens_and_draws_every_curve(url: str, open_page: Open) -> None:
     assert page.locator(".plot").first.get_attribute("aria-label").startswith("Reward over the steps. Last values: ")
 
 
+@pytest.mark.slow
 def test_values_stand_under_the_cursor_and_lines_can_be_hidden(url: str, open_page: Open) -> None:
     page = open_page(url)
     plot = page.locator(".plot").first
@@ -84,6 +85,7 @@ def test_values_stand_under_the_cursor_and_lines_can_be_hidden(url: str, open_pa
     until(page, "document.querySelector('.plot').querySelectorAll('.scatterlayer .js-line').length === 2")
 
 
+@pytest.mark.slow
 def test_zooming_one_panel_zooms_all(url: str, open_page: Open) -> None:
     page = open_page(url)
     ranges = "[...document.querySelectorAll('.js-plotly-plot')].map((p) => Math.round(p.layout.xaxis.range[1]))"
@@ -100,6 +102,7 @@ def test_zooming_one_panel_zooms_all(url: str, open_page: Open) -> None:
     until(page, f"{ranges}.slice(-2).every((end) => end === 20)")
 
 
+@pytest.mark.slow
 def test_samples_are_searched_filtered_sorted_and_paged(url: str, open_page: Open) -> None:
     page = open_page(url)
     assert len(heads(page)) == 50
@@ -127,6 +130,7 @@ def test_samples_are_searched_filtered_sorted_and_paged(url: str, open_page: Ope
     assert "No sample fits" in page.locator("#list").inner_text()
 
 
+@pytest.mark.slow
 def test_a_prompt_over_time_with_its_changes(url: str, open_page: Open) -> None:
     page = open_page(url)
     page.get_by_label("Kind").select_option("eval")
@@ -141,6 +145,7 @@ def test_a_prompt_over_time_with_its_changes(url: str, open_page: Open) -> None:
     assert "reward nan" in answers.nth(1).inner_text()
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_everything(url: str, open_page: Open) -> None:
     page = open_page(url)
     page.keyboard.press("Tab")
@@ -166,6 +171,7 @@ def test_the_keyboard_reaches_everything(url: str, open_page: Open) -> None:
     assert page.evaluate("document.activeElement.textContent").startswith("This prompt over time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path, open_page: Open, width: int, scheme: str) -> None:
@@ -180,6 +186,7 @@ def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path, open_page: Open, wi
     assert not overflows(page)
 
 
+@pytest.mark.slow
 def test_dark_is_dark_and_the_curves_follow(url: str, open_page: Open) -> None:
     page = open_page(url, color_scheme="dark")
     stroke = "getComputedStyle(document.querySelector('.plot .js-line')).stroke"
@@ -249,6 +256,7 @@ def test_the_page_names_nothing_to_fetch(url: str, tmp_path: Path) -> None:
     assert "connect-src" not in own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_run_without_curves_says_so(tmp_path: Path, open_page: Open, empty: bool) -> None:
     folder = write_run(tmp_path / "run", [] if empty else [{"step": 0, "episodes": 0}], episodes=640)
@@ -259,6 +267,7 @@ def test_a_run_without_curves_says_so(tmp_path: Path, open_page: Open, empty: bo
     assert "No samples in this run yet." in page.locator("#list").inner_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_died_shows_what_there_is(tmp_path: Path, open_page: Open) -> None:
     folder = write_run(tmp_path / "run", rows_of(20), [sample(1)], episodes=6400)
     with (folder / "metrics.jsonl").open("a") as file:

@@ -60,6 +60,7 @@ def test_unchanged_data_is_not_sent_again(server: Server, folder: Path) -> None:
     assert get(server, "/data.json", **{"If-None-Match": headers["ETag"]})[0] == 200
 
 
+@pytest.mark.slow
 def test_the_page_follows_and_leaves_the_reader_where_he_is(server: Server, folder: Path, open_page: Open) -> None:
     page = open_page(server.address)
     assert "connect-src 'self'" in page.locator("meta[http-equiv]").get_attribute("content")
