@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import klimb
+from klimb.comparison.arms import arms_of
 from klimb.config.counts import count
 from klimb.config.load import load_config
 from klimb.config.paths import missing_model
@@ -17,7 +18,10 @@ from tests.tiny_runs import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-NAMES = {"quickstart", "arithmetic", "arithmetic-rm", "arithmetic-grpo", "instructions", "smollm2-arithmetic", "gsm8k"}
+NAMES = {
+    *("quickstart", "arithmetic", "arithmetic-rm", "arithmetic-grpo", "instructions", "smollm2-arithmetic", "gsm8k"),
+    *("article-table", "article-causes"),
+}
 
 
 def test_the_recipes_are_the_ones_the_docs_name() -> None:
@@ -53,6 +57,41 @@ def test_the_articles_numbers() -> None:
     )
     assert (one.phases, one.last_phase, one.optimizer_steps, one.checkpoints) == (20, 544, 625, 10)
     assert (eight.batch_ratio, eight.steps_per_phase, eight.optimizer_steps) == (4, 4, 79)
+
+
+def arms(name: str) -> dict[str, RunConfig]:
+    path = ROOT / "recipes" / f"{name}.yaml"
+    return {arm.label: arm.config for arm in arms_of(path, (), load_config(path).config.compare.vary, None, False)}
+
+
+def test_the_articles_table_compares_the_postures_with_the_articles_settings() -> None:
+    explicit, cached = (resolve(config) for config in arms("article-table").values())
+    assert (explicit.kl_in_loss, explicit.kl_type, cached.kl_in_reward, cached.kl_type) == (
+        True,
+        "adaptive",
+        True,
+        "fixed",
+    )
+    assert 0.01 <= cached.init_kl_coef <= 0.05
+    assert cached.reward_clip is not None
+    assert explicit.lr == cached.lr
+    (config, *_) = arms("article-table").values()
+    assert config.actor_rollout_ref.rollout_batch_size / config.algorithm.kl_ctrl.horizon == 0.1
+    assert count(config, explicit).phases == 300
+    assert count(config, explicit).steps_per_phase == 4
+
+
+def test_the_two_by_two_crosses_the_source_of_old_log_probs_with_the_place_of_the_kl() -> None:
+    found = {label: resolve(config) for label, config in arms("article-causes").items()}
+    assert [(p.explicit, p.kl_in_loss, p.kl_in_reward) for p in found.values()] == [
+        (True, True, False),
+        (True, False, True),
+        (False, True, False),
+        (False, False, True),
+    ]
+    by_place = {p.kl_in_loss: (p.kl_type, p.init_kl_coef) for p in found.values()}
+    assert by_place == {True: ("adaptive", 1.0), False: ("fixed", 0.01)}
+    assert len({(p.lam, p.reward_clip, p.lr) for p in found.values()}) == 1
 
 
 @pytest.mark.slow

@@ -79,6 +79,7 @@ def test_a_finished_comparison_is_shown_again_without_training(home: Path, done:
     result = klimb("compare", home / "recipe.yaml", "--seeds", "2", "--every", "6")
     assert result.returncode == 0, result.stderr
     assert {path: path.read_text() for path in done.glob("*/metrics.jsonl")} == before
+    assert "4 of 4 runs are done" in result.stdout
 
 
 @pytest.mark.slow
@@ -129,9 +130,10 @@ def test_mistakes_are_answered_before_anything_runs(home: Path) -> None:
         ("compare", recipe, "--out", home): "--out goes with run folders",
         ("compare", recipe, "--vary", "training.lr=1e-4,1e-5", "--with-advice"): "use_pf_ppo is not varied",
     }
+    before = sorted(home.glob("runs/*"))
     for words, message in cases.items():
         result = klimb(*words)
         assert result.returncode == 2, (words, result.stdout)
         assert message in result.stderr, result.stderr
         assert "Traceback" not in result.stderr
-    assert not (home / "runs").exists() or all("compare" in path.name for path in (home / "runs").iterdir())
+    assert sorted(home.glob("runs/*")) == before

@@ -14,9 +14,11 @@ from pathlib import Path
 import yaml
 
 from klimb.comparison.arms import Arm
-from klimb.config.guard import SILENT, flat
+from klimb.config.guard import SILENT, differing, flat
+from klimb.config.load import load_config
 from klimb.errors import KlimbError
 from klimb.interrupt import Interrupt
+from klimb.report.files import read_run
 
 STOPPED = 130
 """Exit code of a run that somebody stopped, and that goes on with the same command."""
@@ -56,10 +58,13 @@ def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
 
     A process each: what one arm left in memory is no part of the next one's peak. Raises KlimbError when one fails.
     """
-    begin = time.monotonic()
-    for done, run in enumerate(runs):
-        left = f", about {(time.monotonic() - begin) / done / 60 * (len(runs) - done):.0f} min left" if done else ""
-        say(f"\nrun {done + 1} of {len(runs)}: {run.arm.label}, seed {run.seed}{left}")
+    waiting = [run for run in runs if not is_done(run)]
+    if len(waiting) < len(runs):
+        say(f"{len(runs) - len(waiting)} of {len(runs)} runs are done")
+    begin, total = time.monotonic(), len(runs)
+    for done, run in enumerate(waiting):
+        left = f", about {(time.monotonic() - begin) / done / 60 * (len(waiting) - done):.0f} min left" if done else ""
+        say(f"\nrun {total - len(waiting) + done + 1} of {total}: {run.arm.label}, seed {run.seed}{left}")
         code = _train(write_config(run))
         if code == STOPPED:
             return False
@@ -69,6 +74,15 @@ def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
                 "same command again: arms that are done stay done, this one goes on from its newest checkpoint"
             )
     return True
+
+
+def is_done(run: ArmRun) -> bool:
+    """Whether this run, of this very config, has reached its end."""
+    if not (run.folder / "config.yaml").is_file() or read_run(run.folder).state != "finished":
+        return False
+    return not differing(
+        flat(load_config(run.folder / "config.yaml").config), flat(load_config(write_config(run)).config)
+    )
 
 
 def _train(config: Path) -> int:
