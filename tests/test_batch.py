@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from klimb.batch import Split, collate, micro_batches, split_phase, trimmed
+from klimb.batch import Split, collate, least_read, micro_batches, split_phase, trimmed
 from klimb.types import Prompt, Sample, Scored
 
 
@@ -131,3 +131,12 @@ def test_a_budget_is_used_well() -> None:
 
 def test_without_a_budget_the_number_of_rows_counts() -> None:
     assert [p.tolist() for p in micro_batches(torch.tensor([4, 1, 0]), LENGTHS, split())] == [[4, 1], [0]]
+
+
+def test_what_must_be_read_counts_a_shared_prompt_once() -> None:
+    """Prompts of 5 (row 7, two answers of 2 and 3) and of 4 (row 8, one of 6); a failed answer is not read."""
+    made = [episode(0, 5, 2, 1.0, row=7), episode(1, 5, 3, 0.0, row=7), episode(2, 4, 6, 1.0, row=8)]
+    assert least_read(collate(made, 0)) == 5 + 2 + 3 + 4 + 6
+    assert least_read(collate([*made, episode(3, 9, 9, None, row=9)], 0)) == 20
+    apart = [episode(0, 5, 2, 1.0, row=7), episode(1, 5, 3, 0.0, row=8)]
+    assert least_read(collate(apart, 0)) == 5 + 2 + 5 + 3

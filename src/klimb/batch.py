@@ -76,6 +76,15 @@ def forward_lengths(batch: Batch) -> Tensor:
     return batch.attention.sum(dim=1) * batch.mask.any(dim=1)
 
 
+def least_read(batch: Batch) -> int:
+    """Tokens that a model must read to see every row: what rows of one prompt begin with counts once."""
+    is_read = batch.mask.any(dim=1)
+    prompts = torch.where(is_read, batch.mask.long().argmax(dim=1) - batch.attention.long().argmax(dim=1), 0)
+    group = batch.group.unique(return_inverse=True)[1]
+    shared = prompts.new_zeros(len(group)).scatter_reduce(0, group, prompts, "amax")
+    return int(forward_lengths(batch).sum() - prompts.sum() + shared.sum())
+
+
 def split_phase(lengths: Tensor, groups: Tensor, split: Split, seed: int) -> list[list[Minibatch]]:
     """Per epoch the train batches of a phase, each cut into micro-batches. lengths int64 [B]: tokens of each row, 0 for
     a row that is not forwarded. groups int64 [B]: rows of one prompt, which are put beside each other within a train

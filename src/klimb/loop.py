@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from klimb import checkpoint, snapshot
-from klimb.batch import Minibatch, forward_lengths, micro_batches, split_phase
+from klimb.batch import Minibatch, forward_lengths, least_read, micro_batches, split_phase
 from klimb.clock import Clock
 from klimb.config.counts import due
 from klimb.describe import describe, rollout_metrics
@@ -111,9 +111,9 @@ def _work(run: Run, phase: Phase, train_batch: TrainBatch, old: bool, warming_up
     return Work(
         rollout_read=sum(prompts.values()) + sampled,
         rollout_scored=sampled,
-        score_read=int(forward_lengths(phase.batch).sum()),
+        score_read=least_read(phase.batch),
         score_scored=int(phase.batch.mask.sum()),
-        update_read=int(forward_lengths(train_batch).sum()),
+        update_read=least_read(train_batch),
         update_scored=int(train_batch.mask.sum()),
         old=old,
         reference=run.roles.reference is not None,
