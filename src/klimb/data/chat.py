@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: ChatPrompt, system_prompt: str | None) -> tuple[int, ...]:
-    """What the model reads for one prompt.
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: ChatPrompt,
+    system_prompt: str | None,
+    start: tuple[int, ...] | None = None,
+) -> tuple[int, ...]:
+    """What the model reads for one prompt. start: `start_ids` of the tokenizer, for whoever encodes many.
 
     With a chat template, text is one user message, and the template is applied up to the place where the
     model's answer begins. Without one, text is tokenised as it stands. system_prompt goes in front of messages
@@ -35,7 +40,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: ChatPrompt, system
     ids = _text_ids(tokenizer, text)
     if not ids:
         raise DataError("the tokenizer makes no tokens of this prompt. Take the row out of the file.")
-    start = _start_ids(tokenizer)
+    start = start_ids(tokenizer) if start is None else start
     return ids if ids[: len(start)] == start else start + ids
 
 
@@ -136,7 +141,7 @@ def _text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
-def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The ids that the tokenizer by default puts in front of any text, seen on a probe.
 
     bos_token_id would not do: many tokenizers name a start token that they never add. What a tokenizer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from klimb.data.chat import encode_prompt, readable
+from klimb.data.chat import encode_prompt, readable, start_ids
 from klimb.data.rows import DataSettings, RawRow
 from klimb.errors import CheckpointError, ConfigError, DataError
 from klimb.types import Prompt
@@ -50,9 +50,10 @@ def build_prompts(
     limit = settings.max_prompt_tokens
     prompts: list[Prompt] = []
     overlong: list[tuple[int, RawRow, int]] = []
+    start = start_ids(tokenizer)
     for row, raw in enumerate(rows):
         try:
-            ids = encode_prompt(tokenizer, raw.prompt, settings.system_prompt)
+            ids = encode_prompt(tokenizer, raw.prompt, settings.system_prompt, start)
         except DataError as error:
             raise DataError(f"{raw.source}, row {raw.index}: {error}") from error
         if len(ids) > limit:
