@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from klimb.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from klimb.comparison.compare import Comparison, compare
+    from klimb.comparison.compare import compare
+    from klimb.comparison.side_by_side import Comparison
     from klimb.config.schema import RunConfig
     from klimb.launch import RunResult, evaluate, train
 
@@ -22,7 +23,7 @@ _HOMES = {
     "train": "klimb.launch",
     "evaluate": "klimb.launch",
     "compare": "klimb.comparison.compare",
-    "Comparison": "klimb.comparison.compare",
+    "Comparison": "klimb.comparison.side_by_side",
 }
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
 from pydantic import ValidationError
 from rich.progress import Progress
 
@@ -32,6 +31,7 @@ from klimb.build import (
     slots,
 )
 from klimb.config.guard import refuse_other_kind
+from klimb.config.load import dump_config
 from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_folder
 from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
@@ -185,7 +185,7 @@ def _begin(run: Run, start: Path | None) -> State:
         )
     run.log.begin(offsets, state.step)
     complete = filled(run.config, run.posture)
-    text = yaml.safe_dump(complete.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text = dump_config(complete.model_dump(mode="json"))
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
     return state
 

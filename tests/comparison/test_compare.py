@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,22 +90,26 @@ def test_an_arm_alone_ends_with_the_same_numbers(done: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_comparison_that_was_interrupted_goes_on_and_ends_with_the_same_numbers(home: Path, done: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_numbers(
+    home: Path, done: Path, number: signal.Signals
+) -> None:
+    shutil.rmtree(home / "runs" / "compare-again", ignore_errors=True)
     words = [KLIMB, "compare", home / "recipe.yaml", "run.name=again"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    log = home / "runs" / "again" / "use_pf_ppo=true-seed0" / "metrics.jsonl"
+    log = home / "runs" / "compare-again" / "use_pf_ppo=true-seed0" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (log.exists() and log.read_text().count("\n") > 3) and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
+    process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130, out.decode()
-    assert "the same command goes on" in out.decode()
+    assert "the command that ran them goes on" in out.decode()
     again = klimb(*words[1:])
     assert again.returncode == 0, again.stderr
     for value in ("true", "false"):
         name = f"use_pf_ppo={value}-seed0"
-        assert rows(home / "runs" / "again" / name) == rows(done / name)
+        assert rows(home / "runs" / "compare-again" / name) == rows(done / name)
 
 
 @pytest.mark.slow
@@ -116,6 +120,21 @@ def test_finished_runs_are_compared_as_they_are(done: Path, tmp_path: Path) -> N
     assert "over 2 seeds" in result.stdout
     assert all((tmp_path / name).stat().st_size > 0 for name in FILES)
     assert klimb("compare", folders[0], folders[1]).returncode == 2  # one arm, two seeds
+    apart = klimb("compare", done / "use_pf_ppo=true-seed0", done / "use_pf_ppo=false-seed1")
+    assert "no seed was run in every arm" in apart.stderr
+
+
+@pytest.mark.slow
+def test_an_arm_that_fails_costs_the_others_nothing(home: Path) -> None:
+    """Its reward function breaks in the second arm: the message, exit code 2, and the first arm's table."""
+    (home / "breaks.py").write_text("def reward(prompt, response, answer):\n    raise ValueError('broken')\n")
+    works, breaks = (f"[{{name: {path}:reward}}]" for path in (home / "inputs" / "reward.py", home / "breaks.py"))
+    functions = f"reward_model.functions={works},{breaks}"
+    result = klimb("compare", home / "recipe.yaml", "--vary", functions, "--steps", "2", "run.name=broken")
+    assert result.returncode == 2
+    assert "this arm ended with exit code 2" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (home / "runs" / "compare-broken" / "compare.csv").stat().st_size > 0
 
 
 def test_mistakes_are_answered_before_anything_runs(home: Path) -> None:
@@ -127,8 +146,12 @@ def test_mistakes_are_answered_before_anything_runs(home: Path) -> None:
         ("compare", recipe, "--vary", "algorithm.lamm=0.9,1.0"): "did you mean 'algorithm.lam'",
         ("compare", recipe, recipe): "not a run folder",
         ("compare", home / "inputs", home / "model"): "config.yaml",
+        ("compare", home / "no=such.yaml"): "no=such.yaml",
+        ("compare", recipe, "--vary", f"actor_rollout_ref.model_path={home / 'model'},/nowhere"): "/nowhere",
+        ("compare", recipe, "--vary", "training.seed=0,1"): "--seeds",
+        ("compare", home / "inputs", "--seeds", "2"): "--seeds goes with a config file",
         ("compare", recipe, "--out", home): "--out goes with run folders",
-        ("compare", recipe, "--vary", "training.lr=1e-4,1e-5", "--with-advice"): "use_pf_ppo is not varied",
+        ("compare", recipe, "--vary", "training.lr=1e-4,1e-5", "--with-advice"): "vary algorithm.use_pf_ppo",
     }
     before = sorted(home.glob("runs/*"))
     for words, message in cases.items():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from klimb.comparison.compare import Comparison
 from klimb.comparison.page import build_data, build_page, joint_rows
-from klimb.comparison.picture import draw, smoothed
+from klimb.comparison.picture import draw
+from klimb.comparison.side_by_side import Comparison
 from klimb.comparison.table import KL, ArmRows, table
 from klimb.comparison.verdict import verdict
 from tests.browser import Open, until
@@ -27,10 +27,11 @@ def comparison(folder: Path, seeds: int = 2, label: str = "use_pf_ppo=false") ->
         title="two postures",
         arms=arms,
         varied=["algorithm.use_pf_ppo"],
-        implied={"algorithm.lam": {"use_pf_ppo=true": "0.95", label: "0.9"}},
+        implied=[f"algorithm.lam: 0.95 (use_pf_ppo=true), 0.9 ({label})"],
         every=20,
         rows=table(arms, 20),
         sentences=verdict(arms),
+        notes=["something was left out"],
         finished=True,
     )
 
@@ -81,18 +82,15 @@ def test_joint_rows_hold_the_mean_over_seeds(tmp_path: Path) -> None:
     rows = joint_rows(done.arms)
     runs = done.arms[1].runs
     assert rows[7]["step"] == 8
-    assert rows[7][f"{KL}|1"] == pytest.approx((runs[0][8][KL] + runs[1][8][KL]) / 2)
+    assert rows[7][f"{KL}|1"] == pytest.approx((runs[0][8][KL] + runs[1][8][KL]) / 2)  # row 0 is no step
     assert rows[7]["kl/target"] == 0.02
 
 
-def test_the_window_grows_at_the_beginning() -> None:
-    arm = ArmRows(label="a", runs={0: [{"step": i + 1.0, KL: float(i)} for i in range(30)]}, target=None)
-    steps, mean, _ = smoothed(arm, KL)
-    assert list(steps[:3]) == [1, 2, 3]
-    assert list(mean[:3]) == [0.0, 0.5, 1.0]
-    assert mean[29] == pytest.approx(sum(range(10, 30)) / 20)
+def test_arms_with_targets_of_their_own_have_no_common_band(tmp_path: Path) -> None:
+    arms = [ArmRows(label=str(t), runs={0: rows_of(40)}, target=t) for t in (0.01, 0.05)]
+    assert "kl/target" not in joint_rows(arms)[0]
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
-    draw(comparison(tmp_path), tmp_path / "compare.png")
+    draw(comparison(tmp_path, label=r"$\frac$ $x^$"), tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")

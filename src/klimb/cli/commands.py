@@ -102,8 +102,10 @@ def compare(
     Each arm is a run folder of its own. Stopped with Ctrl-C, the same command goes on.
     """
     from klimb.cli.compare import run_and_show
+    from klimb.comparison.compare import Wish
 
-    return 0 if run_and_show(words, vary, every, seeds, steps, with_advice, out) else 130
+    wish = Wish(every=every, seeds=seeds, steps=steps, with_advice=with_advice)
+    return 0 if run_and_show(words, vary, wish, out) else 130
 
 
 @cli.command("eval")

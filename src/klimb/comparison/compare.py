@@ -5,56 +5,26 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from klimb.comparison.arms import SEED, Arm, arms_between, arms_of, by_value, check_arms, shown
+from klimb.comparison.arms import LENGTH, LR, SEED, Arm, arms_between, arms_of, by_label, check_arms
 from klimb.comparison.page import build_page
 from klimb.comparison.picture import draw
 from klimb.comparison.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
-from klimb.comparison.table import KL, REWARD, ArmRows, TableRow, csv_rows, table
+from klimb.comparison.side_by_side import Comparison
+from klimb.comparison.table import WINDOW, ArmRows, csv_rows, table, whole_seeds
 from klimb.comparison.verdict import verdict
 from klimb.config.guard import flat
 from klimb.config.load import load_config
+from klimb.config.paths import check_runnable
 from klimb.config.posture import resolve
-from klimb.config.schema import RunConfig, VaryConfig
-from klimb.errors import ConfigError, MissingExtra
+from klimb.config.schema import VaryConfig
+from klimb.errors import ConfigError, KlimbError, MissingExtra
 from klimb.report.files import read_run
 
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """folder of the files; arms with their rows; implied: key -> label -> value, what differs beside the varied keys;
-    rows of the table; sentences the numbers support; finished: False when somebody stopped it."""
-
-    folder: Path
-    title: str
-    arms: Sequence[ArmRows]
-    varied: Sequence[str]
-    implied: Mapping[str, Mapping[str, str]]
-    every: int
-    rows: Sequence[TableRow]
-    sentences: Sequence[str]
-    finished: bool
-
-    def cells(self) -> list[list[str]]:
-        """The table as text, its header first: KL of every arm, then reward of every arm."""
-        labels = [arm.label for arm in self.arms]
-        columns = [(metric, label) for metric in FORMS for label in labels]
-        head = ["step", *(f"{FORMS[metric][0]}, {label}" for metric, label in columns)]
-        body = [
-            ["start" if r.step == 0 else str(r.step), *(_text(r, m, label) for m, label in columns)] for r in self.rows
-        ]
-        return [head, *body]
-
-
-FORMS = {KL: ("KL", ".4f"), REWARD: ("reward", ".3f")}
-
-
-def _text(row: TableRow, metric: str, label: str) -> str:
-    value = row.values[label][metric]
-    return "-" if math.isnan(value.mean) else value.shown(FORMS[metric][1])
+CSV_METRICS = ("kl/k3", "reward/mean", "kl/coef", "policy/entropy", "length/mean")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +38,13 @@ class Wish:
     with_advice: bool = False
 
 
-def compare(path: str | Path, overrides: Sequence[str] = (), wish: Wish | None = None, say: Say = print) -> Comparison:
-    """Run every arm of a config, or go on with them, and write compare.csv, .png and .html.
+def compare(
+    path: str | Path, overrides: Sequence[str] = (), wish: Wish | None = None, say: Say = print
+) -> Comparison | None:
+    """Run every arm of a config, or go on with them, and write compare.csv, .png and .html. None: stopped before any
+    arm had made a step.
 
-    Raises ConfigError where arms would differ in more than they should, before anything runs.
+    Raises ConfigError where arms would differ in more than they should or could not run, before anything runs.
     """
     _require_extras()
     path, wish = Path(path), wish or Wish()
@@ -83,33 +56,43 @@ def compare(path: str | Path, overrides: Sequence[str] = (), wish: Wish | None =
             "file, compare: {vary: [{key: algorithm.use_pf_ppo, values: [true, false]}]}"
         )
     arms = arms_of(path, overrides, vary, wish.steps, wish.with_advice)
-    folder = comparison_folder(arms, path.stem)
+    for arm in arms:
+        check_runnable(arm.config)
+    folder, every = comparison_folder(arms, path.stem), own.every if wish.every is None else wish.every
     runs = plan_runs(arms, own.seeds if wish.seeds is None else wish.seeds, folder)
     varied = [item.key for item in vary]
     say(_opening(arms, varied, len(runs), folder))
-    finished = run_all(runs, say)
-    every = own.every if wish.every is None else wish.every
-    started = [run for run in runs if (run.folder / "metrics.jsonl").is_file()]
-    return assemble(folder, path.stem, varied, started, every, finished)
+    try:
+        finished = run_all(runs, say)
+    except KlimbError:
+        assemble(folder, path.stem, varied, runs, every)  # what is there is not lost with the arm that failed
+        raise
+    done = assemble(folder, path.stem, varied, runs, every)
+    assert done is None or done.finished == finished
+    return done
 
 
-def compare_runs(folders: Sequence[Path], out: Path | None, wish: Wish) -> Comparison:
+def compare_runs(folders: Sequence[Path], out: Path | None, wish: Wish) -> Comparison | None:
     """The same over run folders that are there already. Raises ConfigError when they differ in more than one key."""
     _require_extras()
     configs = {str(folder): load_config(folder / "config.yaml").config for folder in folders}
     if len(configs) < 2:
         raise ConfigError(f"{folders[0]}: one run makes no comparison; give two or more run folders, or a config file")
     arms = arms_between(configs, wish.with_advice)
-    varied = list(next(iter(arms.values())).values)
     runs = [ArmRun(arm=arms[name], seed=config.training.seed, folder=Path(name)) for name, config in configs.items()]
-    taken = dict[tuple[str, int], Path]()
+    taken: dict[tuple[str, int], Path] = {}
     for run in runs:
         other = taken.setdefault((run.arm.label, run.seed), run.folder)
         if other != run.folder:
             raise ConfigError(f"{other} and {run.folder} are the same arm ({run.arm.label}) and seed; give one of them")
+    seeds = {label: {seed for name, seed in taken if name == label} for label, _ in taken}
+    if not set.intersection(*seeds.values()):
+        had = ", ".join(f"{sorted(found)} ({label})" for label, found in seeds.items())
+        raise ConfigError(f"no seed was run in every arm: {had}; arms are compared seed by seed")
+    varied = list(next(iter(arms.values())).values)
     names = "-".join(folder.resolve().name for folder in folders[:2])
     target = folders[0].resolve().parent / f"compare-{names}" if out is None else out
-    return assemble(target, names, varied, runs, 50 if wish.every is None else wish.every, True)
+    return assemble(target, names, varied, runs, 50 if wish.every is None else wish.every)
 
 
 def _require_extras() -> None:
@@ -119,63 +102,81 @@ def _require_extras() -> None:
             raise MissingExtra(package, "report", "klimb compare")
 
 
-def assemble(
-    folder: Path, title: str, varied: Sequence[str], runs: Sequence[ArmRun], every: int, finished: bool
-) -> Comparison:
-    """Read the runs' files, compute, and write the comparison's own."""
-    arms: dict[str, Arm] = {}
-    for run in runs:
-        arms.setdefault(run.arm.label, run.arm)
-    rows = [_arm_rows(arm, [run for run in runs if run.arm.label == label]) for label, arm in arms.items()]
-    flats = {label: flat(arm.config) for label, arm in arms.items()}
-    configs: dict[str, RunConfig] = {label: arm.config for label, arm in arms.items()}
-    beside = check_arms(configs, varied, {"training.lr", SEED}) if len(configs) > 1 else []
+def assemble(folder: Path, title: str, varied: Sequence[str], runs: Sequence[ArmRun], every: int) -> Comparison | None:
+    """Read the runs' files, compute, and write the comparison's own. None when no run has made a step."""
+    started = [run for run in runs if (run.folder / "metrics.jsonl").is_file()]
+    files = {run.folder: read_run(run.folder, samples=False) for run in started}
+    started = [run for run in started if any(row["step"] > 0 for row in files[run.folder].rows)]
+    if not started:
+        return None
+    arms = {run.arm.label: run.arm for run in started}
+    every_seed = [
+        _arm_rows(arm, {run.seed: files[run.folder].rows for run in started if run.arm.label == label})
+        for label, arm in arms.items()
+    ]
+    rows, left_out = whole_seeds(every_seed)
+    configs = {label: arm.config for label, arm in arms.items()}
+    beside = [
+        key for key in check_arms(configs, varied, {"training.lr", "training.total_episodes", SEED}) if key != SEED
+    ]
+    states = {run.folder.name: files[run.folder].state for run in started}
+    notes = [f"{name}: {state}" for name, state in states.items() if state != "finished"]
+    notes += [f"{run.folder.name}: {note}" for run in started for note in files[run.folder].notes]
+    notes += [f"seed {seed} is left out: not every arm has come as far with it" for seed in left_out]
+    width = min(WINDOW, every)
     done = Comparison(
         folder=folder,
         title=title,
         arms=rows,
         varied=varied,
-        implied={key: {label: shown(one.get(key)) for label, one in flats.items()} for key in beside if key != SEED},
+        implied=by_label(configs, [key for key in beside if key != SEED]),
         every=every,
         rows=table(rows, every),
-        sentences=verdict(rows),
-        finished=finished,
+        sentences=verdict(rows, width),
+        notes=notes,
+        finished=len(started) == len(runs) and all(state == "finished" for state in states.values()),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(done, folder / "compare.csv")
-    draw(done, folder / "compare.png")
-    (folder / "compare.html").write_text(build_page(done), encoding="utf-8")
+    _write(done)
     return done
 
 
-def _arm_rows(arm: Arm, runs: Sequence[ArmRun]) -> ArmRows:
+def _write(done: Comparison) -> None:
+    try:
+        done.folder.mkdir(parents=True, exist_ok=True)
+        _write_csv(done, done.folder / "compare.csv")
+        draw(done, done.folder / "compare.png")
+        (done.folder / "compare.html").write_text(build_page(done), encoding="utf-8")
+    except OSError as error:
+        raise KlimbError(
+            f"{done.folder}: cannot be written: {error.strerror}; name another folder with --out"
+        ) from None
+
+
+def _arm_rows(arm: Arm, runs: dict[int, list[dict[str, float]]]) -> ArmRows:
     posture = resolve(arm.config)
     steered = posture.needs_reference and posture.kl_type != "fixed"
-    return ArmRows(
-        label=arm.label,
-        runs={run.seed: read_run(run.folder).rows for run in runs},
-        target=arm.config.algorithm.kl_ctrl.target_kl if steered else None,
-    )
+    return ArmRows(label=arm.label, runs=runs, target=arm.config.algorithm.kl_ctrl.target_kl if steered else None)
 
 
 def _opening(arms: Sequence[Arm], varied: Sequence[str], runs: int, folder: Path) -> str:
     """What differs, before anything runs."""
+    configs = {arm.label: arm.config for arm in arms}
     lines = [f"comparison of {len(arms)} arms in {runs} runs, one after the other, in {folder}"]
-    lines += [f"  {arm.label}" for arm in arms]
-    beside = check_arms({arm.label: arm.config for arm in arms}, varied, {"training.lr"})
+    lines += [f"  {label}" for label in configs]
+    beside = check_arms(configs, varied, {LR, LENGTH})
     if beside:
-        lines.append("what goes with it:")
-        flats = {arm.label: flat(arm.config) for arm in arms}
-        lines += [f"  {key}: {by_value({name: shown(one.get(key)) for name, one in flats.items()})}" for key in beside]
+        lines += ["what goes with it:", *(f"  {line}" for line in by_label(configs, beside))]
     lines.append("everything else is the same: data order, seeds, every other key")
+    phases = {flat(config)["actor_rollout_ref.rollout_batch_size"] for config in configs.values()}
+    if len(phases) > 1:
+        lines.append("a step has another number of episodes in each arm: rows of the table are equal in steps only")
     return "\n".join(lines)
 
 
-def write_csv(done: Comparison, path: Path) -> None:
-    rows = csv_rows(done.arms, done.every, ("kl/k3", "reward/mean", "kl/coef", "policy/entropy", "length/mean"))
+def _write_csv(done: Comparison, path: Path) -> None:
+    rows = csv_rows(done.arms, done.every, CSV_METRICS)
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["step", "arm", "seed"])
+        writer = csv.DictWriter(file, ["step", "arm", "seed", *CSV_METRICS])
         writer.writeheader()
-        writer.writerows(
-            {k: "" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows
-        )
+        for row in rows:
+            writer.writerow({k: "" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()})

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from klimb.comparison.arms import by_value
-from klimb.comparison.picture import smoothed
-from klimb.comparison.table import KL, REWARD, ArmRows, series
+from klimb.comparison.side_by_side import Comparison
+from klimb.comparison.table import KL, REWARD, ArmRows, running_mean, series
 from klimb.report.charts import build_charts
 from klimb.report.page import render
-from klimb.report.panels import COLORS, Axis, Line, Panel
-
-if TYPE_CHECKING:
-    from klimb.comparison.compare import Comparison
+from klimb.report.panels import COLORS, GIB, Axis, Line, Panel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class Shown:
     """metric of the log, in `unit` after times `scale`; form: d3 format."""
 
     metric: str
@@ -29,50 +26,50 @@ class Curve:
     scale: float = 1.0
 
 
-PANELS: tuple[tuple[str, str, str, tuple[Curve, ...]], ...] = (
+PANELS: tuple[tuple[str, str, str, tuple[Shown, ...]], ...] = (
     (
         "kl",
         "KL to the reference",
         "And the coefficient that was in force.",
-        (Curve(metric=KL, unit="nats per token"), Curve(metric="kl/coef", unit="coefficient")),
+        (Shown(metric=KL, unit="nats per token"), Shown(metric="kl/coef", unit="coefficient")),
     ),
-    ("reward", "Training reward", "What the arms are trained on.", (Curve(metric=REWARD, unit="reward"),)),
+    ("reward", "Training reward", "What the arms are trained on.", (Shown(metric=REWARD, unit="reward"),)),
     (
         "eval",
         "Held-out prompts",
         "Training reward that rises while this stays flat is reward hacking.",
-        (Curve(metric="eval/reward", unit="reward"), Curve(metric="eval/accuracy", unit="share correct", form=".2~%")),
+        (Shown(metric="eval/reward", unit="reward"), Shown(metric="eval/accuracy", unit="share correct", form=".2~%")),
     ),
     (
         "entropy",
         "Entropy",
         "A fall to zero ends exploration.",
-        (Curve(metric="policy/entropy", unit="nats per token"),),
+        (Shown(metric="policy/entropy", unit="nats per token"),),
     ),
     (
         "length",
         "Length of responses",
         "Truncated ones never reached their end.",
-        (Curve(metric="length/mean", unit="tokens"), Curve(metric="length/truncated", unit="truncated", form=".2~%")),
+        (Shown(metric="length/mean", unit="tokens"), Shown(metric="length/truncated", unit="truncated", form=".2~%")),
     ),
     (
         "ratio",
         "Ratio",
         "How far a phase moves the policy, on average over its tokens.",
-        (Curve(metric="policy/ratio_abs_dev", unit="distance from 1", form=".1~e"),),
+        (Shown(metric="policy/ratio_abs_dev", unit="distance from 1", form=".1~e"),),
     ),
     (
         "value",
         "Value fit",
         "Explained variance near 1 is a critic that knows what is coming.",
-        (Curve(metric="value/explained_variance", unit="explained variance"),),
+        (Shown(metric="value/explained_variance", unit="explained variance"),),
     ),
-    ("time", "Time per step", "With evaluations.", (Curve(metric="time/step", unit="seconds"),)),
+    ("time", "Time per step", "With evaluations.", (Shown(metric="time/step", unit="seconds"),)),
     (
         "memory",
         "Memory",
         "The update's peak.",
-        (Curve(metric="memory/update_peak", unit="GiB", scale=1 / 2**30),),
+        (Shown(metric="memory/update_peak", unit="GiB", scale=GIB),),
     ),
 )
 """Id, title, what it shows, and one or two curves, each with an axis of its own."""
@@ -85,20 +82,20 @@ def build_page(done: Comparison) -> str:
 def build_data(done: Comparison) -> dict[str, Any]:
     """All that the page shows, in the report's fields, and `table`."""
     charts, missing = build_charts(joint_rows(done.arms), (), [_panel(done.arms, *spec) for spec in PANELS])
-    steps = min((arm.phases() for arm in done.arms), default=0)
+    steps = min(arm.steps() for arm in done.arms)
     return {
         "name": done.title,
         "state": "finished" if done.finished else "stopped",
-        "state_words": "finished" if done.finished else "stopped early; the same command goes on",
-        "posture": f"{len(done.arms)} arms that differ in {' and '.join(done.varied)}. What goes with it stands at the "
-        "end; everything else is the same.",
+        "state_words": "finished" if done.finished else "not all runs are finished",
+        "posture": f"{len(done.arms)} arms; they differ in {' and '.join(done.varied)} and in what the end lists.",
         "facts": [
             ("arms", "; ".join(arm.label for arm in done.arms)),
-            ("seeds", str(max((len(arm.runs) for arm in done.arms), default=0))),
+            ("seeds", str(done.seeds)),
             ("steps", f"{steps:,}"),
+            ("table", done.caption()),
         ],
         "tiles": [],
-        "notes": [],
+        "notes": list(done.notes),
         "sentences": list(done.sentences),
         "marks": [],
         "charts": [
@@ -108,11 +105,11 @@ def build_data(done: Comparison) -> dict[str, Any]:
         "samples": None,
         "table": done.cells(),
         "config_title": "What differs beside the varied key",
-        "config": "\n".join(f"{key}: {by_value(values)}" for key, values in done.implied.items()),
+        "config": "\n".join(done.implied),
     }
 
 
-def _panel(arms: Sequence[ArmRows], name: str, title: str, about: str, curves: Sequence[Curve]) -> Panel:
+def _panel(arms: Sequence[ArmRows], name: str, title: str, about: str, curves: Sequence[Shown]) -> Panel:
     return Panel(
         id=name,
         title=title,
@@ -123,7 +120,7 @@ def _panel(arms: Sequence[ArmRows], name: str, title: str, about: str, curves: S
     )
 
 
-def _lines(arms: Sequence[ArmRows], axis: int, curve: Curve) -> Iterator[Line]:
+def _lines(arms: Sequence[ArmRows], axis: int, curve: Shown) -> Iterator[Line]:
     """One for each arm; faint ones for its seeds, where there are several, on the first axis."""
     for i, arm in enumerate(arms):
         color, markers = i % len(COLORS), curve.metric.startswith("eval/")
@@ -143,20 +140,18 @@ def _key(metric: str, arm: int, seed: int | None = None) -> str:
 
 def joint_rows(arms: Sequence[ArmRows]) -> list[dict[str, float]]:
     """One row a step: every arm's mean over seeds, and of each seed the mean of the window before."""
-    steps = max((arm.phases() for arm in arms), default=0)
-    rows: list[dict[str, float]] = [{"step": step + 1.0} for step in range(steps)]
+    rows: list[dict[str, float]] = [{"step": step + 1.0} for step in range(max(arm.steps() for arm in arms))]
     for i, arm in enumerate(arms):
         for metric in (curve.metric for *_, curves in PANELS for curve in curves):
-            runs = np.array([series(run, metric)[: arm.phases()] for run in arm.runs.values()])
-            _put(rows, _key(metric, i), runs.mean(axis=0))
-            for seed, run in arm.runs.items() if len(arm.runs) > 1 else ():
-                alone = ArmRows(label=arm.label, runs={seed: run}, target=None)
-                _put(rows, _key(metric, i, seed), smoothed(alone, metric)[1][: arm.phases()])
-    target = next((arm.target for arm in arms if arm.target is not None), None)
-    return rows if target is None else [row | {"kl/target": target} for row in rows]
+            runs = {seed: series(run, metric)[: arm.steps()] for seed, run in arm.runs.items()}
+            _put(rows, _key(metric, i), np.mean(list(runs.values()), axis=0))
+            for seed, values in runs.items() if len(runs) > 1 else ():
+                _put(rows, _key(metric, i, seed), running_mean(values))
+    targets = {arm.target for arm in arms if arm.target is not None}
+    return [row | {"kl/target": target} for row in rows for target in targets] if len(targets) == 1 else rows
 
 
-def _put(rows: list[dict[str, float]], key: str, values: Sequence[float]) -> None:
+def _put(rows: list[dict[str, float]], key: str, values: NDArray[np.float64]) -> None:
     for row, value in zip(rows, values, strict=False):
         if np.isfinite(value):
             row[key] = float(value)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from klimb.comparison.arms import Arm
 from klimb.config.guard import SILENT, differing, flat
-from klimb.config.load import load_config
-from klimb.errors import KlimbError
-from klimb.interrupt import Interrupt
+from klimb.config.load import dump_config, load_config
+from klimb.config.schema import RunConfig
+from klimb.errors import ConfigError, KlimbError
 from klimb.report.files import read_run
 
 STOPPED = 130
@@ -33,38 +34,63 @@ class ArmRun:
     seed: int
     folder: Path
 
+    @property
+    def config(self) -> RunConfig:
+        """The arm's, with this seed."""
+        config = self.arm.config
+        return config.model_copy(update={"training": config.training.model_copy(update={"seed": self.seed})})
+
+    def is_done(self) -> bool:
+        return (self.folder / "metrics.jsonl").is_file() and read_run(self.folder, samples=False).state == "finished"
+
 
 def comparison_folder(arms: Sequence[Arm], recipe: str) -> Path:
-    """The same command finds its folder again, also with more seeds; another length or another arm gets its own."""
+    """The same command finds its folder again, also with more seeds."""
     config = arms[0].config
     if config.run.name is not None:
-        return Path(config.run.dir) / config.run.name
+        return Path(config.run.dir) / f"compare-{config.run.name}"
     content = json.dumps([{k: v for k, v in flat(arm.config).items() if not k.startswith(SILENT)} for arm in arms])
     return Path(config.run.dir) / f"compare-{recipe}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
 
 def plan_runs(arms: Sequence[Arm], seeds: int, folder: Path) -> list[ArmRun]:
-    """Seed by seed, so that a comparison that is stopped has whole pairs."""
+    """Seed by seed, so that a comparison that is stopped has whole pairs. Raises ConfigError where one of the folders
+    holds a run of another config."""
     first = arms[0].config.training.seed
-    return [
+    runs = [
         ArmRun(arm=arm, seed=first + i, folder=folder / f"{arm.slug}-seed{first + i}")
         for i in range(seeds)
         for arm in arms
     ]
+    for run in runs:
+        _refuse_foreign(run)
+    return runs
+
+
+def _refuse_foreign(run: ArmRun) -> None:
+    recorded = run.folder / "config.yaml"
+    if not recorded.is_file():
+        return
+    changed = differing(flat(load_config(recorded).config), flat(run.config))
+    if changed:
+        raise ConfigError(
+            f"{run.folder}: a run of another config lies there; it differs in {', '.join(changed)}. Give this "
+            "comparison a folder of its own with run.name=NEW_NAME"
+        )
 
 
 def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
-    """Start or go on with every run, in order. False when somebody stopped one.
+    """Start or go on with every run that is not done, in order. False when somebody stopped one.
 
     A process each: what one arm left in memory is no part of the next one's peak. Raises KlimbError when one fails.
     """
-    waiting = [run for run in runs if not is_done(run)]
+    waiting = [run for run in runs if not run.is_done()]
     if len(waiting) < len(runs):
         say(f"{len(runs) - len(waiting)} of {len(runs)} runs are done")
-    begin, total = time.monotonic(), len(runs)
-    for done, run in enumerate(waiting):
-        left = f", about {(time.monotonic() - begin) / done / 60 * (len(waiting) - done):.0f} min left" if done else ""
-        say(f"\nrun {total - len(waiting) + done + 1} of {total}: {run.arm.label}, seed {run.seed}{left}")
+    begin = time.monotonic()
+    for i, run in enumerate(waiting):
+        left = f", about {(time.monotonic() - begin) / i / 60 * (len(waiting) - i):.0f} min left" if i else ""
+        say(f"\nrun {len(runs) - len(waiting) + i + 1} of {len(runs)}: {run.arm.label}, seed {run.seed}{left}")
         code = _train(write_config(run))
         if code == STOPPED:
             return False
@@ -76,24 +102,6 @@ def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
     return True
 
 
-def is_done(run: ArmRun) -> bool:
-    """Whether this run, of this very config, has reached its end."""
-    if not (run.folder / "config.yaml").is_file() or read_run(run.folder).state != "finished":
-        return False
-    return not differing(
-        flat(load_config(run.folder / "config.yaml").config), flat(load_config(write_config(run)).config)
-    )
-
-
-def _train(config: Path) -> int:
-    """Exit code of `klimb train`. Ctrl-C reaches it too, from the terminal; this process waits until it has saved."""
-    sys.stdout.flush()  # on a pipe, before what the arm prints
-    interrupt = Interrupt(quiet=True)
-    with interrupt.listening(), subprocess.Popen([sys.executable, "-m", "klimb", "train", str(config)]) as arm:
-        code = arm.wait()
-    return STOPPED if interrupt.asked else code
-
-
 def write_config(run: ArmRun) -> Path:
     """The arm's own config file beside its folder: `klimb train` runs it alone, too."""
     tree = run.arm.config.model_dump(mode="json", exclude_unset=True, exclude={"compare"})
@@ -101,5 +109,35 @@ def write_config(run: ArmRun) -> Path:
     tree["run"] = {"dir": str(run.folder.parent), "name": run.folder.name}
     path = run.folder.with_name(f"{run.folder.name}.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(dump_config(tree), encoding="utf-8")
     return path
+
+
+def _train(config: Path) -> int:
+    """Exit code of `klimb train`; STOPPED when somebody asked it to stop, which it does after having saved."""
+    sys.stdout.flush()  # on a pipe, before what the arm prints
+    words = [sys.executable, "-m", "klimb", "train", str(config)]
+    with subprocess.Popen(words, start_new_session=True) as arm, _handing_on(arm) as asked:
+        code = arm.wait()
+    return STOPPED if asked else code
+
+
+@contextmanager
+def _handing_on(arm: subprocess.Popen[bytes]) -> Generator[list[int]]:
+    """Ctrl-C and SIGTERM go to the arm, once each, and are listed. It has a session of its own, so that it does not get
+    a terminal's Ctrl-C a second time: the second one means to stop without saving."""
+    asked: list[int] = []
+
+    def hand_on(number: int, _: object) -> None:
+        asked.append(number)
+        arm.send_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

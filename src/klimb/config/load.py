@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -58,6 +58,16 @@ _Loader.add_constructor(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes a text which the loader here, or one of YAML 1.1, would take for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*_Loader.yaml_implicit_resolvers.get(first, []), *yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])]
+    for first in {*_Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
+}
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """The file with the overrides applied and checked. Raises ConfigError; nothing heavy is imported."""
     path = Path(path)
@@ -90,6 +100,16 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: Path_ = ()) -> Iterat
         section = _section(info)
         if section is not None:
             yield from known_keys(section, (*prefix, name))
+
+
+def known_sections() -> set[str]:
+    """Dotted names that hold keys rather than a value."""
+    return {key.rpartition(".")[0] for key, _ in known_keys()} - {""}
+
+
+def dump_config(tree: Mapping[str, Any]) -> str:
+    """YAML that `load_config` reads back to the same values."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:

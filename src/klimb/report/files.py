@@ -42,13 +42,13 @@ class RunFiles:
     notes: list[str]
 
 
-def read_run(folder: Path) -> RunFiles:
-    """Read what is there. Raises KlimbError for a folder that holds no run."""
+def read_run(folder: Path, samples: bool = True) -> RunFiles:
+    """Read what is there; samples: those too. Raises KlimbError for a folder that holds no run."""
     _check(folder)
     notes: list[str] = []
     config, text = _read_config(folder / "config.yaml", notes)
     rows = _read_rows(folder / "metrics.jsonl", notes)
-    samples, sample_notes = read_samples(folder / "samples.jsonl")
+    shown, sample_notes = read_samples(folder / "samples.jsonl") if samples else ([], [])
     lines = Lines(folder / "interventions.jsonl")
     interventions = [row for _, row in lines.objects() if whole(row.get("step")) is not None]
     notes += sample_notes + lines.notes
@@ -66,7 +66,7 @@ def read_run(folder: Path) -> RunFiles:
         config=config,
         config_text=text,
         rows=rows,
-        samples=samples,
+        samples=shown,
         interventions=interventions,
         best=_read_best(folder / "checkpoints"),
         state=state,
