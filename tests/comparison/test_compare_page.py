@@ -56,7 +56,8 @@ def test_it_shows_table_sentences_and_a_curve_for_every_arm(tmp_path: Path, open
 
 @pytest.mark.slow
 def test_a_phone_in_the_dark_needs_no_sideways_scrolling(tmp_path: Path, open_page: Open) -> None:
-    page = open_page(url_of(comparison(tmp_path)), viewport={"width": 390, "height": 844}, color_scheme="dark")
+    size = {"width": 390, "height": 844}
+    page = open_page(url_of(comparison(tmp_path)), wait="", viewport=size, color_scheme="dark")
     assert not page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     for plot in page.locator(".plot").all():
         plot.scroll_into_view_if_needed()

@@ -133,6 +133,9 @@ DEFAULTS: dict[str, Any] = {
     "logging.samples_per_phase": 8,
     "run.name": None,
     "run.dir": "runs",
+    "compare.vary": (),
+    "compare.every": 50,
+    "compare.seeds": 1,
 }
 SECTIONS = {key for key, _ in known_keys() if any(other.startswith(key + ".") for other, _ in known_keys())}
 LEAVES = [key for key, _ in known_keys() if key not in SECTIONS]
@@ -213,6 +216,7 @@ def test_every_key_is_described() -> None:
         "eval",
         "logging",
         "run",
+        "compare",
     }
     nested = {"kl_ctrl", "rollout_correction", "policy_filtration"}
     assert sections | {f"algorithm.{name}" for name in nested} == SECTIONS

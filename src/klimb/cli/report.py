@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from rich.text import Text
@@ -45,6 +46,8 @@ def found(run: RunFiles) -> list[str]:
 def serve(folder: Path, port: int) -> None:
     """Until somebody presses Ctrl-C."""
     console = open_console()
+    # A shell that starts it in the background has it ignore Ctrl-C's signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Server(folder, port) as server:
         console.print(Text(plain(f"{folder}: follow it at {server.address}  (Ctrl-C ends)")), soft_wrap=True)
         try:
