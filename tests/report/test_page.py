@@ -99,6 +99,7 @@ def test_zooming_one_panel_zooms_all(url: str, open_page: Open) -> None:
     drawn(page)
     assert set(page.evaluate(ranges)) == {10}
     page.get_by_role("button", name="All steps").press("Enter")
+    page.locator(".plot").last.scroll_into_view_if_needed()  # what is out of sight is drawn when it is seen
     until(page, f"{ranges}.slice(-2).every((end) => end === 20)")
 
 
