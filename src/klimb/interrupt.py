@@ -5,35 +5,39 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 
 @dataclass
 class Interrupt:
-    """Ctrl-C or SIGTERM: the first lets the turn end and saves, the second stops at once. quiet: says nothing."""
+    """Ctrl-C or SIGTERM: the first lets the turn end and saves, the second stops at once."""
 
     asked: bool = False
-    quiet: bool = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
         # Plain write: a signal may fall into the middle of somebody else's print.
-        if not self.quiet:
-            os.write(2, b"\nstopping after this step; once more to stop at once\n")
+        os.write(2, b"\nstopping after this step; once more to stop at once\n")
 
-    @contextmanager
-    def listening(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python hands signals to the main thread alone; whoever owns that one decides there
-            return
-        before = {s: signal.signal(s, self) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def listening(self) -> AbstractContextManager[None]:
+        return handling(self)
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Ctrl-C and SIGTERM go to the handler. Nothing changes outside the main thread: Python hands signals to that one
+    alone, and whoever owns it decides there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

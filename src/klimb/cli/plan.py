@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from klimb.config import advice, counts
-from klimb.config.load import Loaded, known_keys
+from klimb.config.load import Loaded, known_keys, known_sections
 from klimb.config.paths import missing_paths
 from klimb.config.posture import AUTO_KEYS, Posture, resolve
 from klimb.config.schema import RunConfig
@@ -64,7 +64,7 @@ def values_table(loaded: Loaded, posture: Posture) -> Table:
     columns = (Column("key", no_wrap=True), Column("value", overflow="fold"), Column("from", overflow="fold"))
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     keys = [key for key, _ in known_keys()]
-    sections = {key.rpartition(".")[0] for key in keys}
+    sections = known_sections()
     for key in keys:
         value = _value(loaded.config, key)
         if key in sections:

@@ -16,7 +16,6 @@ from klimb.comparison.runs import ArmRun, Say, comparison_folder, plan_runs, run
 from klimb.comparison.side_by_side import Comparison
 from klimb.comparison.table import WINDOW, ArmRows, csv_rows, table, whole_seeds
 from klimb.comparison.verdict import verdict
-from klimb.config.guard import flat
 from klimb.config.load import load_config
 from klimb.config.paths import check_runnable
 from klimb.config.posture import resolve
@@ -63,13 +62,11 @@ def compare(
     varied = [item.key for item in vary]
     say(_opening(arms, varied, len(runs), folder))
     try:
-        finished = run_all(runs, say)
+        run_all(runs, say)
     except KlimbError:
         assemble(folder, path.stem, varied, runs, every)  # what is there is not lost with the arm that failed
         raise
-    done = assemble(folder, path.stem, varied, runs, every)
-    assert done is None or done.finished == finished
-    return done
+    return assemble(folder, path.stem, varied, runs, every)
 
 
 def compare_runs(folders: Sequence[Path], out: Path | None, wish: Wish) -> Comparison | None:
@@ -167,8 +164,7 @@ def _opening(arms: Sequence[Arm], varied: Sequence[str], runs: int, folder: Path
     if beside:
         lines += ["what goes with it:", *(f"  {line}" for line in by_label(configs, beside))]
     lines.append("everything else is the same: data order, seeds, every other key")
-    phases = {flat(config)["actor_rollout_ref.rollout_batch_size"] for config in configs.values()}
-    if len(phases) > 1:
+    if len({config.actor_rollout_ref.rollout_batch_size for config in configs.values()}) > 1:
         lines.append("a step has another number of episodes in each arm: rows of the table are equal in steps only")
     return "\n".join(lines)
 

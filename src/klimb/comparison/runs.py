@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from klimb.config.guard import SILENT, differing, flat
 from klimb.config.load import dump_config, load_config
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError, KlimbError
+from klimb.interrupt import handling
 from klimb.report.files import read_run
 
 STOPPED = 130
@@ -79,8 +77,8 @@ def _refuse_foreign(run: ArmRun) -> None:
         )
 
 
-def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
-    """Start or go on with every run that is not done, in order. False when somebody stopped one.
+def run_all(runs: Sequence[ArmRun], say: Say) -> None:
+    """Start or go on with every run that is not done, in order, until somebody stops one.
 
     A process each: what one arm left in memory is no part of the next one's peak. Raises KlimbError when one fails.
     """
@@ -93,13 +91,12 @@ def run_all(runs: Sequence[ArmRun], say: Say) -> bool:
         say(f"\nrun {len(runs) - len(waiting) + i + 1} of {len(runs)}: {run.arm.label}, seed {run.seed}{left}")
         code = _train(write_config(run))
         if code == STOPPED:
-            return False
+            return
         if code:
             raise KlimbError(
                 f"{run.folder}: this arm ended with exit code {code}; its message stands above. Mend it and run the "
                 "same command again: arms that are done stay done, this one goes on from its newest checkpoint"
             )
-    return True
 
 
 def write_config(run: ArmRun) -> Path:
@@ -114,30 +111,20 @@ def write_config(run: ArmRun) -> Path:
 
 
 def _train(config: Path) -> int:
-    """Exit code of `klimb train`; STOPPED when somebody asked it to stop, which it does after having saved."""
+    """Exit code of `klimb train`; STOPPED when somebody asked it to stop, which it does after having saved.
+
+    Ctrl-C and SIGTERM are handed on, once each. The arm has a session of its own, so that it does not get a terminal's
+    Ctrl-C a second time: the second one means to stop without saving.
+    """
     sys.stdout.flush()  # on a pipe, before what the arm prints
-    words = [sys.executable, "-m", "klimb", "train", str(config)]
-    with subprocess.Popen(words, start_new_session=True) as arm, _handing_on(arm) as asked:
-        code = arm.wait()
-    return STOPPED if asked else code
-
-
-@contextmanager
-def _handing_on(arm: subprocess.Popen[bytes]) -> Generator[list[int]]:
-    """Ctrl-C and SIGTERM go to the arm, once each, and are listed. It has a session of its own, so that it does not get
-    a terminal's Ctrl-C a second time: the second one means to stop without saving."""
     asked: list[int] = []
+    words = [sys.executable, "-m", "klimb", "train", str(config)]
+    with subprocess.Popen(words, start_new_session=True) as arm:
 
-    def hand_on(number: int, _: object) -> None:
-        asked.append(number)
-        arm.send_signal(number)
+        def hand_on(number: int, _: object) -> None:
+            asked.append(number)
+            arm.send_signal(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with handling(hand_on):
+            code = arm.wait()
+    return STOPPED if asked else code

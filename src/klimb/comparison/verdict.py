@@ -22,11 +22,10 @@ from klimb.comparison.table import (
     shown,
     window_mean,
 )
+from klimb.report.charts import WIDTH_OF_BAND
 
 SURE = 0.95
 """Confidence of every interval and test here."""
-NEAR_TARGET = 0.5
-"""KL is held where it lies within this share of its target."""
 BLOCKS = 5
 """A trend is looked for among at least so many means of WINDOW steps."""
 SAME_COST = 0.05
@@ -72,7 +71,7 @@ def held_from(arm: ArmRows, end: int) -> int | None:
     if arm.target is None or end < WINDOW:
         return None
     means = np.nanmean([running_mean(series(rows, KL)[:end]) for rows in arm.runs.values()], axis=0)
-    outside = np.flatnonzero(~(np.abs(means - arm.target) <= NEAR_TARGET * arm.target))
+    outside = np.flatnonzero(~(np.abs(means - arm.target) <= WIDTH_OF_BAND * arm.target))
     start = int(outside[-1]) + 2 if len(outside) else 1
     return max(start, WINDOW) if start <= end else None
 
