@@ -13,9 +13,21 @@ if TYPE_CHECKING:
     from klimb.comparison.compare import compare
     from klimb.comparison.side_by_side import Comparison
     from klimb.config.schema import RunConfig
+    from klimb.doctor.finding import Finding
     from klimb.launch import RunResult, evaluate, train
+    from klimb.readers.diagnose import diagnose
 
-__all__ = ["Comparison", "RunConfig", "RunResult", "__version__", "compare", "evaluate", "train"]
+__all__ = [
+    "Comparison",
+    "Finding",
+    "RunConfig",
+    "RunResult",
+    "__version__",
+    "compare",
+    "diagnose",
+    "evaluate",
+    "train",
+]
 
 _HOMES = {
     "RunConfig": "klimb.config.schema",
@@ -24,6 +36,8 @@ _HOMES = {
     "evaluate": "klimb.launch",
     "compare": "klimb.comparison.compare",
     "Comparison": "klimb.comparison.side_by_side",
+    "diagnose": "klimb.readers.diagnose",
+    "Finding": "klimb.doctor.finding",
 }
 
 

@@ -191,3 +191,25 @@ def report(run: Path, out: Path | None, serve: bool, port: int) -> int:
     else:
         page.write_and_show(run, out)
     return 0
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--source", type=click.Choice(["klimb", "verl", "trl", "openrlhf"]), help="Who wrote it. Default: told.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON on standard output.")
+def diagnose(path: Path, source: str | None, as_json: bool) -> int:
+    """Name what goes wrong in a run: evidence, mechanism, and what to try, in order.
+
+    PATH is a klimb run folder, or a log of verl, TRL or OpenRLHF: TensorBoard events, trainer_state.json, jsonl, csv.
+
+    \b
+    Example:
+      klimb diagnose runs/quickstart
+      klimb diagnose trl-output/checkpoint-500/trainer_state.json
+      klimb diagnose wandb-export.csv --source verl --json
+
+    Exit code: 0 healthy, 3 an alarm, 2 not readable. docs/doctor.md explains every finding.
+    """
+    from klimb.cli.diagnose import run_and_show
+
+    return run_and_show(path, source, as_json)

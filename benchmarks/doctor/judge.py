@@ -1,0 +1,131 @@
+"""The doctor's confusion table over the bench's runs.
+
+python benchmarks/doctor/judge.py                  # seeds kept back (odd)
+python benchmarks/doctor/judge.py --split chosen   # seeds that thresholds were chosen on (even)
+python benchmarks/doctor/judge.py --each           # and a line for each run that was judged wrongly
+
+Each run is looked at as it was while it went: the rules see the table up to each step in turn. Intervals are Wilson's,
+95%. Named: the injected fault is first or second among the findings at the run's end. Delay: steps from the fault's
+onset to the first alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from cases import EXPECTED, HEALTHY, Case, faulty, healthy
+from scipy.stats import binomtest
+
+from klimb.doctor.finding import Facts
+from klimb.doctor.rules import examine
+from klimb.doctor.table import Recorder
+
+ROOT = Path("runs/doctor")
+SPLITS = {"held-back": (1,), "chosen": (0,), "all": (0, 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    case: Case
+    steps: int
+    codes: tuple[str, ...]
+    alarms: tuple[str, ...]
+    first_alarm: int | None
+
+    @property
+    def named(self) -> bool:
+        return any(code in EXPECTED[self.case.name] for code in self.codes[:2])
+
+    @property
+    def delay(self) -> int | None:
+        return None if self.first_alarm is None else max(0, self.first_alarm - self.case.onset)
+
+
+def load(case: Case) -> tuple[list[dict[str, Any]], Facts] | None:
+    """Rows and settings of a run that has ended."""
+    folder = ROOT / case.run_name
+    if not (folder / "end.txt").exists() or not (folder / "metrics.jsonl").exists():
+        return None
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    facts = Facts.of(yaml.safe_load((folder / "config.yaml").read_text()))
+    return [{key: float(value) for key, value in row.items()} for row in rows], facts
+
+
+def judge(case: Case, rows: list[dict[str, Any]], facts: Facts) -> Judged:
+    recorder, first_alarm, alarms = Recorder(bounded=True), None, set[str]()
+    codes: tuple[str, ...] = ()
+    for row in rows:
+        recorder.add(row)
+        if row["step"] == 0:
+            continue
+        findings = examine(recorder.table(), facts).findings
+        codes = tuple(f.code for f in findings)
+        now = {f.code for f in findings if f.severity == "alarm"}
+        if now and first_alarm is None:
+            first_alarm = int(row["step"])
+        alarms |= now
+    return Judged(case=case, steps=len(rows), codes=codes, alarms=tuple(sorted(alarms)), first_alarm=first_alarm)
+
+
+def interval(hits: int, of: int) -> str:
+    if of == 0:
+        return "-"
+    low, high = binomtest(hits, of).proportion_ci(method="wilson")
+    return f"{hits}/{of} = {hits / of:.1%} ({low:.1%} to {high:.1%})"
+
+
+def table(judged: list[Judged]) -> None:
+    print("| injected | runs | first | second | not named | alarm | median delay, steps | otherwise first |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name in EXPECTED:
+        runs = [j for j in judged if j.case.name == name]
+        if not runs:
+            continue
+        first = sum(bool(j.codes) and j.codes[0] in EXPECTED[name] for j in runs)
+        named = sum(j.named for j in runs)
+        delays = [j.delay for j in runs if j.delay is not None]
+        others = Counter(j.codes[0] if j.codes else "nothing" for j in runs if not (j.codes[:1] and j.codes[0] in EXPECTED[name]))
+        shown = ", ".join(f"{code} {count}" for code, count in others.most_common(3))
+        delay = f"{median(delays):g}" if delays else "-"
+        print(f"| {name} | {len(runs)} | {first} | {named - first} | {len(runs) - named} | {len(delays)} | {delay} | {shown} |")
+    for name in HEALTHY:
+        runs = [j for j in judged if j.case.name == f"healthy-{name}"]
+        alarms = Counter(code for j in runs for code in j.alarms)
+        shown = ", ".join(f"{code} {count}" for code, count in alarms.most_common(3))
+        if runs:
+            print(f"| healthy: {name} | {len(runs)} | | | | {sum(bool(j.alarms) for j in runs)} | | {shown} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", choices=SPLITS, default="held-back")
+    parser.add_argument("--each", action="store_true")
+    args = parser.parse_args()
+    cases = [faulty(name, seed) for name in EXPECTED for seed in range(64)]
+    cases += [healthy(name, seed) for name in HEALTHY for seed in range(64)]
+    cases = [case for case in cases if case.seed % 2 in SPLITS[args.split]]
+    judged = [judge(case, *found) for case in cases if (found := load(case)) is not None]
+    table(judged)
+    faults = [j for j in judged if j.case.name in EXPECTED]
+    sound = [j for j in judged if j.case.name not in EXPECTED]
+    print()
+    print(f"seeds: {args.split}; {len(faults)} faulty and {len(sound)} healthy runs")
+    print(f"fault named first or second: {interval(sum(j.named for j in faults), len(faults))}")
+    print(f"healthy runs with an alarm:  {interval(sum(bool(j.alarms) for j in sound), len(sound))}")
+    delays = [j.delay for j in faults if j.delay is not None]
+    print(f"median delay from onset to alarm: {median(delays) if delays else '-'} steps, of {len(delays)} with an alarm")
+    if args.each:
+        for j in judged:
+            if (j.case.name in EXPECTED and not j.named) or (j.case.name not in EXPECTED and j.alarms):
+                print(f"{j.case.run_name} (strength {j.case.strength:.3g}): {', '.join(j.codes) or 'nothing'}; alarms {j.alarms}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A path to a log: what is there, who wrote it, and the table it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from klimb.doctor.finding import Facts
+from klimb.doctor.table import Table
+from klimb.errors import DataError, KlimbError
+from klimb.readers.columns import Columns, Mapped
+from klimb.readers.events import event_files, read_events
+from klimb.readers.files import Problems, read_csv, read_json, read_jsonl
+from klimb.readers.names import FRAMEWORKS
+from klimb.report.files import read_run
+
+FORMS = (
+    "a klimb run folder, TensorBoard event files, a trainer_state.json (TRL, transformers), or metrics as .jsonl, "
+    ".json or .csv (verl, OpenRLHF, W&B)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """table of the series with a counterpart here; mapping: their names to ours; unmapped: names without one."""
+
+    path: Path
+    source: str
+    table: Table
+    facts: Facts
+    mapping: dict[str, str]
+    unmapped: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_log(path: Path, source: str | None = None) -> Log:
+    """source: the framework, None to tell it from the names. Raises DataError for what is no log."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; needed: {FORMS}")
+    if path.is_dir():
+        return _folder(path, source)
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty; needed: {FORMS}")
+    columns = Columns()
+    if "tfevents" in path.name:
+        problems = read_events([path], columns)
+    elif path.suffix in (".jsonl", ".ndjson", ".log"):
+        problems = read_jsonl(path, columns)
+    elif path.suffix == ".json":
+        problems = read_json(path, columns)
+    elif path.suffix in (".csv", ".tsv"):
+        problems = read_csv(path, columns)
+    else:
+        raise DataError(f"{path}: its name ends in {path.suffix or 'nothing'}; needed: {FORMS}")
+    return _log(path, columns, problems, source)
+
+
+def _folder(path: Path, source: str | None) -> Log:
+    if (path / "metrics.jsonl").is_file() and (path / "config.yaml").is_file():
+        return _run_folder(path)
+    columns = Columns()
+    state = _newest_state(path)
+    if state is not None:
+        return _log(state, columns, read_json(state, columns), source)
+    events = event_files(path)
+    if events:
+        return _log(path, columns, read_events(events, columns), source)
+    for name in ("metrics.jsonl", "metrics.csv"):
+        if (path / name).is_file():
+            return read_log(path / name, source)
+    inside = sorted(p.name for p in path.iterdir())[:8]
+    raise DataError(f"{path}: no log in it (it holds: {', '.join(inside) or 'nothing'}); needed: {FORMS}")
+
+
+def _newest_state(path: Path) -> Path | None:
+    """transformers writes its state beside the model and into each checkpoint; the one of most steps is the newest."""
+    found = [p for p in (path / "trainer_state.json", *path.glob("checkpoint-*/trainer_state.json")) if p.is_file()]
+
+    def steps(state: Path) -> tuple[int, float]:
+        words = state.parent.name.rsplit("-", 1)
+        return (int(words[1]) if len(words) == 2 and words[1].isdigit() else 2**62, state.stat().st_mtime)
+
+    return max(found, key=steps, default=None)
+
+
+def _run_folder(path: Path) -> Log:
+    run = read_run(path, samples=False)
+    rows = [row for row in run.rows if row["step"] > 0 or any(key.startswith("eval/") for key in row)]
+    return Log(
+        path=path,
+        source="klimb",
+        table=Table.of(rows),
+        facts=Facts.of(run.config),
+        mapping={},
+        unmapped=(),
+        notes=tuple(run.notes),
+    )
+
+
+def _log(path: Path, columns: Columns, problems: Problems, source: str | None) -> Log:
+    mapped: Mapped = columns.mapped(source)
+    sentences = problems.sentences(path.name)
+    if not columns.names:
+        why = f" ({'; '.join(sentences)})" if sentences else ""
+        raise DataError(f"{path}: no number in it{why}; needed: {FORMS}")
+    if mapped.framework is None or not mapped.mapping:
+        shown = ", ".join(columns.names[:12])
+        known = f"the names of {source}" if source else f"names of {', '.join(FRAMEWORKS)}"
+        raise DataError(
+            f"{path}: none of its {len(columns.names)} series is known by {known}. Found: {shown}. Rename columns to "
+            "those of one framework (docs/doctor.md lists them), or name the framework with --source"
+        )
+    if columns.dropped:
+        sentences.append(f"{path.name}: more series than are looked at; {columns.dropped:,} values were left out")
+    return Log(
+        path=path,
+        source=mapped.framework,
+        table=mapped.table,
+        facts=replace(Facts(), source=mapped.framework),
+        mapping=mapped.mapping,
+        unmapped=mapped.unmapped,
+        notes=(*sentences, *mapped.notes),
+    )
+
+
+def require_log(path: Path, source: str | None) -> Log:
+    """As `read_log`; what the system refuses is said in the same way."""
+    try:
+        return read_log(path, source)
+    except OSError as error:
+        raise KlimbError(f"{path}: cannot be read: {error.strerror}") from error
