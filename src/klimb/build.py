@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from klimb.algos.kl import AdaptiveKLController, FixedKLController, KLController, PIKLController
 from klimb.batch import Split
-from klimb.config.algorithm import CorrectionConfig, OverlongPenalty
-from klimb.config.counts import Counts, count, may_skip_old
+from klimb.config.counts import count
+from klimb.config.load import with_overrides
 from klimb.config.paths import model_folder
 from klimb.config.posture import Posture, filled, resolve
 from klimb.config.schema import RunConfig
@@ -21,9 +20,11 @@ from klimb.data.chat import end_ids
 from klimb.data.files import read_rows
 from klimb.data.prompts import PromptStream, build_prompts, check_context
 from klimb.data.rows import DataSettings
+from klimb.derive import actor_steps, make_controller, make_follow, make_recipe, make_schedule, make_split
+from klimb.doctor.finding import Facts
 from klimb.errors import ConfigError
 from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
-from klimb.follow import Follow, Target
+from klimb.ladder import Intervention, all_overrides
 from klimb.learn import Roles
 from klimb.malloc import keep_freed_memory
 from klimb.models.attention import recompute_activations
@@ -40,7 +41,6 @@ from klimb.models.load import (
     pad_id,
     with_adapter,
 )
-from klimb.recipe import Correction, Overlong, Recipe, Reject
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
 from klimb.reward.model import RewardModel, RewardModelSettings
@@ -51,7 +51,8 @@ from klimb.rollout.hf import HFSampler
 from klimb.run import Run
 from klimb.runlog import RunLog
 from klimb.types import Prompt
-from klimb.update import Schedule, make_trainable
+from klimb.update import make_trainable
+from klimb.watch import Watch
 
 NEEDS_ANSWER = frozenset({"exact_answer", "math"})
 
@@ -145,69 +146,6 @@ def reward_settings(config: RunConfig, posture: Posture) -> RewardSettings:
     )
 
 
-def make_recipe(config: RunConfig, posture: Posture, dtype: torch.dtype) -> Recipe:
-    a = config.algorithm
-    return Recipe(
-        explicit=posture.explicit,
-        temperature=config.actor_rollout_ref.temperature,
-        dtype=dtype,
-        adv_estimator=a.adv_estimator,
-        whiten=a.estimator.whitened,
-        norm_by_std=a.norm_by_std,
-        gamma=a.gamma,
-        lam=posture.lam,
-        policy_loss=a.policy_loss,
-        loss_args=a.loss_settings,
-        loss_agg=a.loss_agg,
-        max_tokens=config.actor_rollout_ref.max_tokens,
-        entropy_coef=a.entropy_coef,
-        value_clip=config.critic.value_clip,
-        kl_in_reward=posture.kl_in_reward,
-        kl_in_loss=posture.kl_in_loss,
-        kl_reward_estimator=posture.kl_reward_estimator,
-        kl_loss_estimator=posture.kl_loss_estimator,
-        max_grad_norm=config.training.max_grad_norm,
-        filter_groups=a.filter_groups,
-        bootstrap=a.truncated == "bootstrap",
-        exclude=a.truncated == "exclude",
-        overlong=Overlong(penalty=a.truncated.penalty, buffer=a.truncated.overlong_buffer)
-        if isinstance(a.truncated, OverlongPenalty)
-        else None,
-        correction=_correction(a.rollout_correction),
-        filtration=a.policy_filtration.strategy,
-        filtration_power=a.policy_filtration.power,
-        may_skip_old=may_skip_old(config, posture),
-    )
-
-
-def _correction(c: CorrectionConfig) -> Correction:
-    reject = None if c.reject is None else Reject(criterion=c.reject.criterion, lo=c.reject.lo, hi=c.reject.hi)
-    return Correction(weights=c.weights, cap=c.cap, low=c.low, normalize=c.normalize, reject=reject)
-
-
-def make_controller(config: RunConfig, posture: Posture) -> KLController:
-    kl = config.algorithm.kl_ctrl
-    if posture.kl_type == "fixed":
-        return FixedKLController(posture.init_kl_coef)
-    if posture.kl_type == "pi":
-        return PIKLController(posture.init_kl_coef, kl.target_kl, kl.min_kl_coef, kl.max_kl_coef)
-    return AdaptiveKLController(posture.init_kl_coef, kl.target_kl, kl.horizon, kl.min_kl_coef, kl.max_kl_coef)
-
-
-def make_follow(config: RunConfig, posture: Posture) -> Follow:
-    kl = config.algorithm.kl_ctrl
-    if posture.kl_type == "fixed" or not posture.needs_reference:
-        return Follow(None)
-    return Follow(
-        Target(
-            kind=posture.kl_type,
-            target_kl=kl.target_kl,
-            min_kl_coef=kl.min_kl_coef,
-            max_kl_coef=kl.max_kl_coef,
-        )
-    )
-
-
 def slots(config: RunConfig, device: torch.device) -> int:
     wanted = config.actor_rollout_ref.rollout_slots
     return (64 if device.type == "cpu" else 256) if wanted == "auto" else wanted
@@ -223,8 +161,12 @@ def samplings(
     return training, replace(training, temperature=e.temperature, top_p=e.top_p, top_k=e.top_k)
 
 
-def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool) -> Run:
-    """Everything loaded and checked, cheap things first. `pool` stays the caller's to close."""
+def build_run(
+    config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, interventions: Sequence[Intervention] = ()
+) -> Run:
+    """Everything loaded and checked, cheap things first. `pool` stays the caller's to close. interventions: what the
+    guard changed before the checkpoint that the run goes on from."""
+    base_config, config = config, with_overrides(config, all_overrides(interventions)) if interventions else config
     posture = resolve(config)
     r, t, device = config.actor_rollout_ref, config.training, pick_device()
     dtype = pick_dtype(t.dtype, device)
@@ -247,17 +189,15 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
             recompute_activations(roles.critic.body)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture)
+    actor_schedule = make_schedule(config, actor_steps(config, counts), posture.lr)
+    critic_schedule = make_schedule(config, counts.optimizer_steps, config.critic.lr)
     return Run(
+        base_config=base_config,
         config=config,
         posture=posture,
         counts=counts,
         recipe=make_recipe(config, posture, dtype),
-        split=Split(
-            rows_per_step=counts.train_batch,
-            rows_per_micro=None if r.use_dynamic_bsz else t.micro_batch_size,
-            budget=r.max_tokens_per_micro_batch if r.use_dynamic_bsz else None,
-            epochs=config.algorithm.ppo_epochs,
-        ),
+        split=make_split(config, counts),
         value_split=Split(
             rows_per_step=counts.phase,
             rows_per_micro=config.reward_model.reward_batch_size,
@@ -268,10 +208,8 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         tokenizer=tokenizer,
         pad_id=pad_id(tokenizer),
         roles=roles,
-        actor=make_trainable(actor_model, _schedule(config, _actor_steps(config, counts), posture.lr), t.weight_decay),
-        critic=None
-        if roles.critic is None
-        else make_trainable(roles.critic, _schedule(config, counts.optimizer_steps, config.critic.lr), t.weight_decay),
+        actor=make_trainable(actor_model, actor_schedule, t.weight_decay),
+        critic=None if roles.critic is None else make_trainable(roles.critic, critic_schedule, t.weight_decay),
         controller=make_controller(config, posture),
         follow=make_follow(config, posture),
         sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
@@ -290,6 +228,7 @@ def build_run(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool)
         ),
         log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
         screen=screen,
+        watch=Watch(Facts.of(complete.model_dump(mode="json"))),
     )
 
 
@@ -323,14 +262,3 @@ def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: 
         path = config.critic.model_path
         critic = critic_from(actor) if path is None else load_critic(model_folder(path), r.trust_remote_code, device)
     return Roles(actor=actor, reference=reference, critic=critic)
-
-
-def _actor_steps(config: RunConfig, counts: Counts) -> int:
-    """The policy's schedule is shorter by the steps that the critic makes alone."""
-    alone = config.critic.warmup_phases * counts.steps_per_phase if config.needs_critic else 0
-    return max(1, counts.optimizer_steps - alone)
-
-
-def _schedule(config: RunConfig, num_steps: int, peak: float) -> Schedule:
-    t = config.training
-    return Schedule(peak=peak, kind=t.lr_scheduler, num_steps=num_steps, warmup=round(t.warmup_ratio * num_steps))

@@ -80,6 +80,19 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
             shutil.rmtree(path)
 
 
+def set_aside(folder: Path, step: int) -> list[str]:
+    """Checkpoints newer than `step` belong to a path not taken; they are renamed, not deleted. What was done, in
+    sentences."""
+    said: list[str] = []
+    for path in listed(folder):
+        if (step_of(path) or 0) > step:
+            names = (path.with_name(f"{path.name}.abandoned-{n}") for n in range(1, 10_000))
+            aside = next(name for name in names if not name.exists())
+            path.rename(aside)
+            said.append(f"{path.name} is newer than the state gone back to; renamed to {aside.name}")
+    return said
+
+
 def clean(folder: Path) -> None:
     """Remove what killed saves left behind; put back one that was moved aside for a save that never came."""
     for path in folder.glob("step-*.old.tmp"):

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 from rich.progress import Progress
 
-from klimb import checkpoint, loop, snapshot
+from klimb import checkpoint, guard, loop, snapshot
 from klimb.build import (
     build_components,
     build_run,
@@ -36,8 +36,10 @@ from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_fol
 from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
+from klimb.doctor.finding import Finding
 from klimb.errors import CheckpointError, ConfigError, KlimbError
 from klimb.evaluation import EvalResult, run_eval
+from klimb.ladder import Intervention
 from klimb.models.load import load_causal_lm, load_tokenizer
 from klimb.rollout.hf import HFSampler
 from klimb.run import Run, run_parts
@@ -50,6 +52,7 @@ class RunResult:
 
     before, after: the held-out metrics (eval/*) at the first and the last evaluation, empty without held-out prompts.
     kl: mean kl/k3 over the second half of the phases, None without KL. best: checkpoint with the best evaluation.
+    alarms: findings of the doctor that ended the run (diagnostics.on_alarm). interventions: what the guard changed.
     """
 
     folder: Path
@@ -60,6 +63,8 @@ class RunResult:
     after: Mapping[str, float]
     kl: float | None
     best: Path | None
+    alarms: tuple[Finding, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
 
 
 def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) -> RunResult:
@@ -72,16 +77,18 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
     folder, start = place(config, recipe)
     with screen or Screen() as shown, _alone_in(folder), make_pool(config) as pool:
         start = _find_start(config, folder, start, shown)
-        run = build_run(config, folder, shown, pool)
+        run = build_run(config, folder, shown, pool, snapshot.read_interventions(start))
         try:
             state = _begin(run, start)
             shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
             state = loop.train(run, state)
+            if state.episodes >= run.counts.episodes:
+                guard.forget(run, -1)
         finally:
             run.log.close()
             for component in run.components:
                 component.close()
-    return summarise(folder, state, run.counts.episodes)
+    return summarise(folder, state, run.counts.episodes, run.watch.stopped)
 
 
 @contextmanager
@@ -179,12 +186,16 @@ def _begin(run: Run, start: Path | None) -> State:
         state, offsets = restored.state, restored.offsets
         for text in restored.warnings:
             run.screen.warn(text)
-        _set_aside(run.folder / "checkpoints", state.step, run)
+        for text in checkpoint.set_aside(run.folder / "checkpoints", state.step):
+            run.screen.warn(text)
         run.screen.say(
             f"resuming from {start}: step {state.step}, {state.episodes:,} of {run.counts.episodes:,} episodes"
         )
+    guard.forget(run, state.step)
     run.log.begin(offsets, state.step)
-    complete = filled(run.config, run.posture)
+    run.watch.remember(run.log.rows(), run.watch.facts)
+    guard.write_record(run.folder, state)
+    complete = filled(run.base_config, resolve(run.base_config))
     text = dump_config(complete.model_dump(mode="json"))
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
     return state
@@ -212,17 +223,7 @@ def _refuse_foreign_folder(config: RunConfig, folder: Path) -> list[str]:
     return refuse_other_kind(before, config, folder)
 
 
-def _set_aside(folder: Path, step: int, run: Run) -> None:
-    """Checkpoints newer than the one resumed from belong to a path not taken; they are renamed, not deleted."""
-    for path in checkpoint.listed(folder):
-        if (checkpoint.step_of(path) or 0) > step:
-            names = (path.with_name(f"{path.name}.abandoned-{n}") for n in range(1, 10_000))
-            aside = next(name for name in names if not name.exists())
-            path.rename(aside)
-            run.screen.warn(f"{path.name} is newer than the state resumed from; renamed to {aside.name}")
-
-
-def summarise(folder: Path, state: State, episodes: int) -> RunResult:
+def summarise(folder: Path, state: State, episodes: int, stopped: tuple[Finding, ...] = ()) -> RunResult:
     """What the run's own files say."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -239,6 +240,8 @@ def summarise(folder: Path, state: State, episodes: int) -> RunResult:
         after=evals[-1] if evals else {},
         kl=sum(half) / len(half) if half else None,
         best=best,
+        alarms=stopped,
+        interventions=state.interventions,
     )
 
 

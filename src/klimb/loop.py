@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
-from klimb import checkpoint, snapshot
+from klimb import checkpoint, guard, snapshot
 from klimb.batch import Minibatch, forward_lengths, least_read, micro_batches, split_phase
 from klimb.clock import Clock
 from klimb.config.counts import due
 from klimb.describe import describe, rollout_metrics
+from klimb.doctor.finding import Finding
 from klimb.evaluation import run_eval
 from klimb.floor import Work
 from klimb.interrupt import Interrupt
+from klimb.ladder import CURABLE
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
 from klimb.phase import Phase, play
 from klimb.run import Run, run_parts
@@ -27,6 +29,7 @@ from klimb.seeds import derive_seed
 from klimb.snapshot import State
 from klimb.types import TrainBatch
 from klimb.update import update
+from klimb.watch import sentence
 
 
 def train(run: Run, state: State) -> State:
@@ -34,21 +37,53 @@ def train(run: Run, state: State) -> State:
     interrupt = Interrupt()
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), state.step)
     with interrupt.listening():
-        if state.step == 0 and run.config.eval.before_training and run.eval_prompts:
-            clock = Clock(run.roles.actor.device)
-            row = {"step": 0, "episodes": 0, **_evaluate(run, 0, clock)}
-            run.log.metrics({**row, **clock.metrics()})
-            run.screen.row(row)
+        if state == State():
+            row = _before_training(run)
+            guard.keep_if_healthy(run, state, row, ())
         stopping = interrupt.asked
         while state.episodes < run.counts.episodes and not stopping:
             before = state
             state, row = _turn(run, state)
             stopping = interrupt.asked  # read once: a signal after this line is seen after the next turn, and saved
+            alarms = _examine(run, state, row)
+            if alarms and run.config.diagnostics.on_alarm == "rollback":
+                rolled = guard.roll_back(run, state, alarms, row)
+                if rolled is None:
+                    run.watch.stopped = alarms
+                    break  # not saved: the newest checkpoint is from before the alarm
+                run, state = rolled
+                continue
+            if alarms:
+                run.watch.stopped, stopping = alarms, True
             is_best = state.best_step == state.step
             if is_best or stopping or _due(run, before, state, run.config.training.save_freq):
                 with run.screen.busy("saving"):
                     _save(run, state, row)
     return state
+
+
+def _before_training(run: Run) -> dict[str, Any]:
+    """Where the run starts from, on held-out prompts."""
+    row: dict[str, Any] = {"step": 0, "episodes": 0}
+    if run.config.eval.before_training and run.eval_prompts:
+        clock = Clock(run.roles.actor.device)
+        row |= _evaluate(run, 0, clock)
+        run.log.metrics({**row, **clock.metrics()})
+        run.screen.row(row)
+        run.watch.see(row)
+    return row
+
+
+def _examine(run: Run, state: State, row: dict[str, Any]) -> tuple[Finding, ...]:
+    """The doctor's look at the step. The alarms that the run is to act on: none when it only warns."""
+    findings = run.watch.see(row)
+    for finding in run.watch.news(findings):
+        run.screen.warn(sentence(finding))
+    guard.keep_if_healthy(run, state, row, findings)
+    alarms, action = run.watch.current_alarms(findings), run.config.diagnostics.on_alarm
+    if action == "warn":
+        return ()
+    return tuple(f for f in alarms if action == "stop" or f.code in CURABLE)
 
 
 def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:

@@ -25,12 +25,16 @@ from klimb.rollout.base import Sampler, Sampling
 from klimb.runlog import RunLog
 from klimb.types import Prompt
 from klimb.update import Trainable
+from klimb.watch import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Models, data, settings and places. greedy_sampling: None unless the estimator asks for greedy answers."""
+    """Models, data, settings and places. base_config: as the user gave it; config: with what the guard changed.
 
+    greedy_sampling: None unless the estimator asks for greedy answers."""
+
+    base_config: RunConfig
     config: RunConfig
     posture: Posture
     counts: Counts
@@ -57,12 +61,13 @@ class Run:
     value_split: Split
     log: RunLog
     screen: Screen
+    watch: Watch
 
 
 def run_parts(run: Run) -> snapshot.Parts:
     """What a checkpoint is made of."""
     return snapshot.Parts(
-        config=run.config,
+        config=run.base_config,
         tokenizer=run.tokenizer,
         actor=run.actor,
         critic=run.critic,

@@ -54,6 +54,22 @@ class RunLog:
                 self._sinks.append(opened[0])
                 self._closers.append(opened[1])
 
+    def rewind(self, offsets: Mapping[str, int], step: int) -> None:
+        """Back to a checkpoint in the middle of a run. What is cut off the metrics goes to metrics.abandoned.jsonl."""
+        place = self._folder / "metrics.jsonl"
+        with place.open("rb") as file:
+            file.seek(offsets.get("metrics.jsonl", 0))
+            cut = file.read()
+        with (self._folder / "metrics.abandoned.jsonl").open("ab") as file:
+            file.write(cut)
+        self.close()
+        self.begin(offsets, step)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What metrics.jsonl holds now."""
+        place = self._folder / "metrics.jsonl"
+        return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()] if place.exists() else []
+
     def metrics(self, row: Row) -> None:
         """One line; a value that is not finite is written as its name, since JSON has no NaN."""
         self._append("metrics.jsonl", [{k: _plain(v) for k, v in row.items()}])

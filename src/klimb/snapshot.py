@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.config.schema import RolloutConfig, RunConfig
 from klimb.errors import CheckpointError
+from klimb.ladder import Intervention
 from klimb.models.load import VALUE_HEAD, Critic
 from klimb.update import Trainable
 from klimb.version import VERSION
@@ -33,12 +34,22 @@ from klimb.version import VERSION
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a run stands. step: finished turns. best_*: the evaluation that `best` means, None before one."""
+    """Where a run stands. step: finished turns. best_*: the evaluation that `best` means, None before one.
+
+    interventions: what the guard changed so far, in order."""
 
     step: int = 0
     episodes: int = 0
     best_step: int | None = None
     best_value: float | None = None
+    interventions: tuple[Intervention, ...] = ()
+
+    @staticmethod
+    def of(record: dict[str, Any]) -> State:
+        """From state.json; interventions came later than its other fields."""
+        made = tuple(Intervention.of(entry) for entry in record.get("interventions", ()))
+        fields = {name: value for name, value in record.items() if name != "interventions"}
+        return State(**fields, interventions=made)
 
 
 KEPT = (
@@ -115,6 +126,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: its state.json cannot be read: {error}") from None
 
 
+def read_interventions(folder: Path | None) -> tuple[Intervention, ...]:
+    """What the guard had changed when the checkpoint was written."""
+    return () if folder is None else State.of(read_record(folder)["state"]).interventions
+
+
 def restore(folder: Path, parts: Parts) -> Restored:
     """Put a checkpoint's weights and states into the parts, in place."""
     record = read_record(folder)
@@ -135,7 +151,7 @@ def restore(folder: Path, parts: Parts) -> Restored:
         part.load_state_dict(record[name])
     torch.set_rng_state(load_file(folder / "rng.safetensors")["torch"])
     return Restored(
-        state=State(**record["state"]),
+        state=State.of(record["state"]),
         offsets={str(name): int(size) for name, size in record["log_bytes"].items()},
         warnings=tuple(_differences(record, parts)),
     )

@@ -24,6 +24,7 @@ FREE = (
     "data.eval_files",
     "training.",
     "eval.",
+    "diagnostics.",
 )
 """Keys (and sections) that may change on resume, with a warning."""
 

@@ -110,6 +110,9 @@ def _rows(config: RunConfig, p: Posture) -> Why:
 
 def _elsewhere(config: RunConfig) -> Why:
     r, functions = config.actor_rollout_ref, config.reward_model.functions
+    if config.diagnostics.on_alarm != "rollback":
+        for key in ("max_interventions", "healthy_every_phases"):
+            yield f"diagnostics.{key}", f"diagnostics.on_alarm is {config.diagnostics.on_alarm}, not rollback"
     if config.reward_model.model_path is None and not config.needs_critic:
         yield "reward_model.reward_batch_size", "there is neither a reward model nor a critic"
         if not r.use_dynamic_bsz:

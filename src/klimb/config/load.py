@@ -93,6 +93,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     return Loaded(config=config, origins=origins)
 
 
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A config that is loaded already with `a.b=c` applied. Raises ConfigError."""
+    tree = config.model_dump(mode="json")
+    for text in overrides:
+        key, value = _parse_override(text)
+        _put(tree, key, value, text)
+    _refuse_unknown(tree, RunConfig, (), {})
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, {}, "overrides")) from None
+
+
 def known_keys(model: type[BaseModel] = RunConfig, prefix: Path_ = ()) -> Iterator[tuple[str, FieldInfo]]:
     """Every dotted key of the tree with its field, sections before their keys."""
     for name, info in model.model_fields.items():

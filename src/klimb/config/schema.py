@@ -208,6 +208,17 @@ class EvalConfig(Section):
     """What `best` means."""
 
 
+class DiagnosticsConfig(Section):
+    """`diagnostics`: what the doctor does while a run goes on; docs/doctor.md has its findings."""
+
+    on_alarm: Literal["warn", "stop", "rollback"] = "warn"
+    """warn: say it. stop: end the run, saved. rollback: go back to a healthy state, change one setting, and go on."""
+    max_interventions: Annotated[int, Field(ge=0)] = 4
+    """Rollbacks in one run at most; the alarm after the last one stops it."""
+    healthy_every_phases: Positive = 10
+    """rollback: phases between two healthy snapshots, which lie in the run folder until its end."""
+
+
 class LoggingConfig(Section):
     """`logging`: where metrics go beside metrics.jsonl and the screen."""
 
@@ -273,6 +284,7 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     eval: EvalConfig = EvalConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     logging: LoggingConfig = LoggingConfig()
     run: FolderConfig = FolderConfig()
     compare: CompareConfig = CompareConfig()
