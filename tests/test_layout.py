@@ -124,11 +124,18 @@ LIGHT = {
     "the package": "import klimb; klimb.__version__",
     "the public config": "import klimb; klimb.RunConfig",
     "all of klimb.config": "from klimb.config import advice, counts, guard, load, paths, posture, schema",
-    "the readers of logs": "from klimb.readers import columns, diagnose, events, files, log, names, settings",
     "all of klimb.tasks": "import klimb.tasks, klimb.tasks.arithmetic, klimb.tasks.instructions, klimb.tasks.gym",
     "errors and the console": "import klimb.errors, klimb.console",
     "the report": "from klimb.report import charts, files, overview, page, picture, serve",
 }
+
+
+READING = "from klimb.readers import columns, diagnose, events, files, log, names, settings; import klimb.doctor.rules"
+
+
+def test_the_doctor_and_its_readers_need_no_model_library() -> None:
+    """They work with arrays, so numpy may come along."""
+    assert not loaded_after(READING) & (HEAVY - {"numpy"})
 
 
 @pytest.mark.parametrize("code", LIGHT.values(), ids=LIGHT.keys())

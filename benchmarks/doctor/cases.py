@@ -224,9 +224,7 @@ def healthy(name: str, seed: int) -> Case:
     recipe, more = HEALTHY[name]
     x, steps = log_uniform(rng, 1 / 1.5, 1.5), rng.randint(60, 80)
     overrides = (*SMALL, *more, f"training.lr={1e-4 * x:.3g}")
-    return Case(
-        name=f"healthy-{name}", seed=seed, recipe=recipe, overrides=overrides, steps=steps, strength=x, onset=0
-    )
+    return Case(name=f"healthy-{name}", seed=seed, recipe=recipe, overrides=overrides, steps=steps, strength=x, onset=0)
 
 
 def all_cases(seeds: range, healthy_seeds: range) -> list[Case]:

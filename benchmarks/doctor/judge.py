@@ -91,10 +91,14 @@ def table(judged: list[Judged]) -> None:
         first = sum(bool(j.codes) and j.codes[0] in EXPECTED[name] for j in runs)
         named = sum(j.named for j in runs)
         delays = [j.delay for j in runs if j.delay is not None]
-        others = Counter(j.codes[0] if j.codes else "nothing" for j in runs if not (j.codes[:1] and j.codes[0] in EXPECTED[name]))
+        others = Counter(
+            j.codes[0] if j.codes else "nothing" for j in runs if not (j.codes[:1] and j.codes[0] in EXPECTED[name])
+        )
         shown = ", ".join(f"{code} {count}" for code, count in others.most_common(3))
         delay = f"{median(delays):g}" if delays else "-"
-        print(f"| {name} | {len(runs)} | {first} | {named - first} | {len(runs) - named} | {len(delays)} | {delay} | {shown} |")
+        print(
+            f"| {name} | {len(runs)} | {first} | {named - first} | {len(runs) - named} | {len(delays)} | {delay} | {shown} |"
+        )
     for name in HEALTHY:
         runs = [j for j in judged if j.case.name == f"healthy-{name}"]
         alarms = Counter(code for j in runs for code in j.alarms)
@@ -120,11 +124,15 @@ def main() -> None:
     print(f"fault named first or second: {interval(sum(j.named for j in faults), len(faults))}")
     print(f"healthy runs with an alarm:  {interval(sum(bool(j.alarms) for j in sound), len(sound))}")
     delays = [j.delay for j in faults if j.delay is not None]
-    print(f"median delay from onset to alarm: {median(delays) if delays else '-'} steps, of {len(delays)} with an alarm")
+    print(
+        f"median delay from onset to alarm: {median(delays) if delays else '-'} steps, of {len(delays)} with an alarm"
+    )
     if args.each:
         for j in judged:
             if (j.case.name in EXPECTED and not j.named) or (j.case.name not in EXPECTED and j.alarms):
-                print(f"{j.case.run_name} (strength {j.case.strength:.3g}): {', '.join(j.codes) or 'nothing'}; alarms {j.alarms}")
+                print(
+                    f"{j.case.run_name} (strength {j.case.strength:.3g}): {', '.join(j.codes) or 'nothing'}; alarms {j.alarms}"
+                )
 
 
 if __name__ == "__main__":

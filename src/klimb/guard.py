@@ -20,7 +20,7 @@ from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
 from klimb.derive import actor_steps, make_controller, make_recipe, make_schedule, make_split
 from klimb.doctor.finding import Facts, Finding
-from klimb.ladder import CURABLE, Intervention, climb
+from klimb.ladder import Intervention, all_overrides, climb
 from klimb.run import Run, run_parts
 from klimb.runlog import json_line
 from klimb.snapshot import State
@@ -44,8 +44,7 @@ def keep_if_healthy(run: Run, state: State, row: dict[str, Any], findings: Seque
     """A snapshot when one is due and nothing that a rollback could cure is in sight."""
     folder = run.folder / "healthy"
     due = state.step % run.config.diagnostics.healthy_every_phases == 0
-    sick = any(f.code in CURABLE and f.severity != "note" for f in findings)
-    if not is_on(run) or not due or sick:
+    if not is_on(run) or not due or not run.watch.is_calm(findings):
         return
     checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
     for path in checkpoint.listed(folder)[1:-KEPT]:
@@ -74,7 +73,9 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding], row: dict[str, 
     moved_on = run.prompts.state_dict()
     restored = snapshot.restore(source, run_parts(run))
     run.prompts.load_state_dict(moved_on)  # what was drawn since then is skipped: the batch that broke it is in there
-    rung, overrides = climb(run.config, run.controller.coef, state.interventions, state.step)
+    raised = any(i.rung == "kl" for i in state.interventions[len(restored.state.interventions) :])
+    coef = run.posture.init_kl_coef if raised else run.controller.coef
+    rung, overrides = climb(run.config, coef, state.interventions, state.step)
     intervention = Intervention(
         number=len(state.interventions) + 1,
         finding=alarm.code,
@@ -87,7 +88,8 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding], row: dict[str, 
         episodes_lost=state.episodes - restored.state.episodes,
     )
     back = replace(restored.state, interventions=(*state.interventions, intervention))
-    run = retuned(run, with_overrides(run.config, overrides), rung)
+    of_source = with_overrides(run.base_config, all_overrides(restored.state.interventions))
+    run = retuned(run, of_source, with_overrides(run.config, overrides), raised or rung == "kl")
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), back.step)
     run.log.rewind(restored.offsets, back.step)
     run.watch.remember(run.log.rows(), facts_of(run.config))
@@ -125,11 +127,12 @@ def _newest_before(folder: Path, step: int) -> Path | None:
     return next((path for path in before if checkpoint.damage(path) is None), None)
 
 
-def retuned(run: Run, config: RunConfig, rung: str) -> Run:
-    """The run with other settings: its models, optimizers, data and log stay."""
+def retuned(run: Run, before: RunConfig, config: RunConfig, new_coef: bool) -> Run:
+    """The run with other settings: its models, optimizers, data and log stay. before: the settings under which its
+    optimizer steps were counted; new_coef: the controller starts from the config's coefficient."""
     posture = resolve(config)
     counts = count(config, posture, len(run.prompts))
-    was, now = run.counts.optimizer_steps, counts.optimizer_steps
+    was, now = count(before, resolve(before), len(run.prompts)).optimizer_steps, counts.optimizer_steps
     _reschedule(run.actor, was, now, config, actor_steps(config, counts), posture.lr)
     if run.critic is not None:
         _reschedule(run.critic, was, now, config, counts.optimizer_steps, config.critic.lr)
@@ -142,7 +145,7 @@ def retuned(run: Run, config: RunConfig, rung: str) -> Run:
         recipe=make_recipe(config, posture, run.recipe.dtype),
         split=make_split(config, counts),
         sampling=replace(run.sampling, temperature=temperature),
-        controller=make_controller(config, posture) if rung == "kl" else run.controller,
+        controller=make_controller(config, posture) if new_coef else run.controller,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from klimb.config.counts import count
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
+from klimb.doctor.finding import Finding
 
 RUNGS = ("lr", "kl", "temperature", "one_step")
 REPEATS = 3
@@ -21,6 +22,12 @@ CURABLE = frozenset(
     {"kl_explosion", "ratio_spikes", "entropy_collapse", "entropy_explosion", "nonfinite", "repetition"}
 )
 """Findings that a rung can cure. A constant reward or an engine that is off comes back after any rollback."""
+FROM_THE_START = frozenset({"start", "reference"})
+"""Variants of them that hold before the first update: no state to go back to is sound."""
+
+
+def is_curable(finding: Finding) -> bool:
+    return finding.code in CURABLE and finding.variant not in FROM_THE_START
 
 
 @dataclass(frozen=True, kw_only=True)

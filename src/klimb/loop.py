@@ -21,7 +21,7 @@ from klimb.doctor.finding import Finding
 from klimb.evaluation import run_eval
 from klimb.floor import Work
 from klimb.interrupt import Interrupt
-from klimb.ladder import CURABLE
+from klimb.ladder import is_curable
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
 from klimb.phase import Phase, play
 from klimb.run import Run, run_parts
@@ -83,7 +83,7 @@ def _examine(run: Run, state: State, row: dict[str, Any]) -> tuple[Finding, ...]
     alarms, action = run.watch.current_alarms(findings), run.config.diagnostics.on_alarm
     if action == "warn":
         return ()
-    return tuple(f for f in alarms if action == "stop" or f.code in CURABLE)
+    return tuple(f for f in alarms if action == "stop" or is_curable(f))
 
 
 def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from klimb.doctor import kl
 from klimb.doctor.finding import RANK, Facts, Finding
 from klimb.doctor.rules import examine
 from klimb.doctor.table import Recorder
+from klimb.ladder import is_curable
 
 RECENT = 2
 """An alarm whose state ended longer ago than so many steps is history."""
@@ -41,6 +43,12 @@ class Watch:
         new = [f for f in findings if f.severity != "note" and RANK[f.severity] < self._said.get(f.code, 9)]
         self._said |= {f.code: RANK[f.severity] for f in new}
         return new
+
+    def is_calm(self, findings: Sequence[Finding]) -> bool:
+        """Nothing that a rollback could cure is in sight, nor a KL on its way up: a state worth going back to."""
+        if any(is_curable(f) and f.severity != "note" for f in findings):
+            return False
+        return kl.is_calm(self.recorder.table(), self.facts)
 
     def current_alarms(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """Alarms that hold now."""

@@ -60,7 +60,7 @@ def _show(console: Console, finding: Finding, found: Diagnosis) -> None:
     _say(console, f"  {finding.mechanism}", "dim")
     _say(console, "  Try, in this order:")
     for number, remedy in enumerate(finding.remedies, start=1):
-        how = None if remedy.override is None else setting(found.log.source, remedy.override)
+        how = setting(found.log.source, remedy)
         _say(console, f"   {number}. {remedy.text}" + (f":  {how}" if how is not None else ""))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -12,17 +13,25 @@ RANK: dict[str, int] = {"alarm": 0, "warning": 1, "note": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What to do, and the override that does it; None where it is no key of the config."""
+    """What to do; override: what does it, quoted as a shell needs it, None where today's value is not known or where it
+    is no matter of the config; key: the setting that it is about."""
 
     text: str
     override: str | None = None
+    key: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """klimb's names of the settings that it changes."""
+        if self.override is None:
+            return () if self.key is None else (self.key,)
+        return tuple(word.partition("=")[0] for word in shlex.split(self.override))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What a rule saw. first, last: steps between which it holds; named: the step at which there was enough to say so;
-    level: how far over its threshold, for the order of findings that began together; cure: another order of remedies
-    than the usual."""
+    variant: which of several forms, with a mechanism or remedies of its own."""
 
     severity: Severity
     first: int
@@ -38,7 +47,7 @@ class Finding:
     """code: one of docs/doctor.md; first, last: steps between which it holds; named: when there was enough to say so.
 
     evidence: numbers; mechanism: two sentences; remedies: by priority; series: the metric to look at; after: the
-    finding that began earlier and may explain this one.
+    finding that began earlier and may explain this one; variant: which of several forms, "" where there is one.
     """
 
     code: str
@@ -50,6 +59,7 @@ class Finding:
     mechanism: str
     remedies: tuple[Remedy, ...]
     series: str
+    variant: str = ""
     after: str | None = None
 
     def as_dict(self) -> dict[str, Any]:

@@ -29,6 +29,16 @@ def target_of(table: Table, facts: Facts) -> float | None:
     return float(logged.values[-1]) if logged is not None else facts.target_kl
 
 
+def warning_level(target: float | None) -> float:
+    return limit("kl_warning") if target is None else limit("kl_target_warning") * target
+
+
+def is_calm(table: Table, facts: Facts) -> bool:
+    """Whether the newest KL is under the level of a warning, however short it has been anywhere else."""
+    found = divergence(table)
+    return found is None or bool(found[1].values[-1] < warning_level(target_of(table, facts)))
+
+
 def longest(found: list[Span]) -> Span:
     return max(found, key=lambda span: span.last - span.first)
 
@@ -42,7 +52,7 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
     if other is not None:
         return other
     target = target_of(table, facts)
-    warn = limit("kl_warning") if target is None else limit("kl_target_warning") * target
+    warn = warning_level(target)
     alarm = limit("kl_alarm") if target is None else limit("kl_target_alarm") * target
     values = np.where(np.isnan(curve.values), np.inf, curve.values)
     # Three in four over the limit, or two in a row far over it: an explosion need not be waited for.

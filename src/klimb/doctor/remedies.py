@@ -99,13 +99,17 @@ def remedies(code: str, seen: Seen, facts: Facts) -> tuple[Remedy, ...]:
     return tuple(REMEDIES[code](seen, facts))
 
 
+PENALTY = "'algorithm.truncated={penalty: 0.5}'"
+STEPS = "training.gradient_accumulation_steps"
+
+
 def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
 def _lower_lr(facts: Facts, by: float, text: str = "Lower the learning rate") -> Remedy:
     if facts.lr is None:
-        return Remedy(text=f"{text}: a {'half' if by == 2 else f'{by:g}th'} of it or less", override=None)
+        return Remedy(text=f"{text}: a {'half' if by == 2 else f'{by:g}th'} of it or less", key="training.lr")
     return Remedy(text=f"{text} from {facts.lr:g}", override=f"training.lr={_number(facts.lr / by)}")
 
 
@@ -116,13 +120,17 @@ def _stronger_kl(facts: Facts) -> Remedy:
         return Remedy(text="Let a controller steer the KL coefficient", override="algorithm.kl_ctrl.type=adaptive")
     now = facts.init_kl_coef
     override = None if now is None else f"algorithm.kl_ctrl.init_kl_coef={_number(max(2 * now, 0.01))}"
-    return Remedy(text="Raise the KL coefficient, to twice as much for a start", override=override)
+    return Remedy(
+        text="Raise the KL coefficient, to twice as much for a start",
+        override=override,
+        key="algorithm.kl_ctrl.init_kl_coef",
+    )
 
 
 def _cooler(facts: Facts) -> Remedy:
     now = facts.temperature
     override = None if now is None or now <= 0.3 else f"actor_rollout_ref.temperature={_number(max(0.3, now - 0.2))}"
-    return Remedy(text="Sample at a lower temperature", override=override)
+    return Remedy(text="Sample at a lower temperature", override=override, key="actor_rollout_ref.temperature")
 
 
 def _reuse_less(facts: Facts) -> list[Remedy]:
@@ -133,7 +141,8 @@ def _reuse_less(facts: Facts) -> list[Remedy]:
     if phase is None or train is None or micro is None or train < phase:
         times = None if phase is None or micro is None or phase % micro else phase // micro
         override = None if times is None else f"training.gradient_accumulation_steps={times}"
-        out.append(Remedy(text="Make one optimizer step per rollout phase (train batch = phase)", override=override))
+        text, key = "Make one optimizer step per rollout phase (train batch = phase)", STEPS
+        out.append(Remedy(text=text, override=override, key=key))
     return out
 
 
@@ -178,7 +187,7 @@ def _reward_degenerate(seen: Seen, facts: Facts) -> list[Remedy]:
 def _reward_volatile(seen: Seen, facts: Facts) -> list[Remedy]:
     out: list[Remedy] = []
     if facts.reward_clip is not True:
-        out.append(Remedy(text="Clip the reward", override="reward_model.clip=[-5.0,5.0]"))
+        out.append(Remedy(text="Clip the reward", override="'reward_model.clip=[-5.0,5.0]'"))
     out.append(Remedy(text="Normalise it", override="reward_model.normalize=running"))
     if facts.explicit is not True:
         out.append(Remedy(text="Take the explicit posture", override="algorithm.use_pf_ppo=true"))
@@ -189,7 +198,7 @@ def _reward_hacking(seen: Seen, facts: Facts) -> list[Remedy]:
     return [
         _stronger_kl(facts),
         Remedy(
-            text="Clip the reward, so that one trick cannot pay without end", override="reward_model.clip=[-1.0,1.0]"
+            text="Clip the reward, so that one trick cannot pay without end", override="'reward_model.clip=[-1.0,1.0]'"
         ),
         Remedy(text="Read samples of the highest rewards: klimb report RUN, sorted by reward"),
         Remedy(text="Go back to the best checkpoint by eval.metric; it is kept"),
@@ -197,7 +206,9 @@ def _reward_hacking(seen: Seen, facts: Facts) -> list[Remedy]:
 
 
 def _ratio_spikes(seen: Seen, facts: Facts) -> list[Remedy]:
-    return [*_reuse_less(facts), _lower_lr(facts, 2)]
+    """Where a phase is passed over once already, its few steps are too large rather than too many."""
+    rate, reuse = _lower_lr(facts, 2), _reuse_less(facts)
+    return [rate, *reuse] if facts.ppo_epochs == 1 else [*reuse, rate]
 
 
 def _engine_mismatch(seen: Seen, facts: Facts) -> list[Remedy]:
@@ -237,7 +248,9 @@ def _length_drift(seen: Seen, facts: Facts) -> list[Remedy]:
     if seen.variant == "longer":
         return [
             Remedy(text="Average so that a long answer does not count more", override="algorithm.loss_agg=token-mean"),
-            Remedy(text="Take something off for length near the limit", override="algorithm.truncated={penalty: 0.5}"),
+            Remedy(
+                text="Take something off for length near the limit", override="'algorithm.truncated={penalty: 0.5}'"
+            ),
             Remedy(text="Look at samples: does the reward pay for length?"),
         ]
     return [
@@ -251,7 +264,7 @@ def _truncation(seen: Seen, facts: Facts) -> list[Remedy]:
     now = facts.max_tokens
     override = None if now is None else f"actor_rollout_ref.max_tokens={2 * now}"
     return [
-        Remedy(text="Raise the limit of a response", override=override),
+        Remedy(text="Raise the limit of a response", override=override, key="actor_rollout_ref.max_tokens"),
         Remedy(text="Do not train on answers that were cut off", override="algorithm.truncated=exclude"),
         Remedy(text="Check that the model's end token is among the ids that end a response (actor_rollout_ref.stop)"),
     ]
@@ -272,6 +285,7 @@ def _critic_failing(seen: Seen, facts: Facts) -> list[Remedy]:
         Remedy(
             text="Give the critic a rate that learns" + (f" (it is {lr:g})" if lr is not None else ""),
             override=override,
+            key="critic.lr",
         ),
         Remedy(text="Let it learn alone first", override="critic.warmup_phases=5"),
         Remedy(text="Or take an estimator without a critic", override="algorithm.adv_estimator=reinforce_pp"),
@@ -283,12 +297,12 @@ def _coefficient_pinned(seen: Seen, facts: Facts) -> list[Remedy]:
         low = facts.min_kl_coef
         override = None if low is None else f"algorithm.kl_ctrl.min_kl_coef={_number(low / 10)}"
         return [
-            Remedy(text="Lower the clamp", override=override),
+            Remedy(text="Lower the clamp", override=override, key="algorithm.kl_ctrl.min_kl_coef"),
             Remedy(text="Or accept it: nothing is wrong as long as the reward rises"),
         ]
     high = facts.max_kl_coef
     override = None if high is None else f"algorithm.kl_ctrl.max_kl_coef={_number(10 * high)}"
-    return [_lower_lr(facts, 2), Remedy(text="Raise the clamp", override=override)]
+    return [_lower_lr(facts, 2), Remedy(text="Raise the clamp", override=override, key="algorithm.kl_ctrl.max_kl_coef")]
 
 
 def _nonfinite(seen: Seen, facts: Facts) -> list[Remedy]:
@@ -296,7 +310,7 @@ def _nonfinite(seen: Seen, facts: Facts) -> list[Remedy]:
         _lower_lr(facts, 4),
         Remedy(text="Rule out the precision", override="training.dtype=float32"),
         Remedy(text="Clip gradients harder", override="training.max_grad_norm=0.5"),
-        Remedy(text="Clip the reward: one huge value is enough", override="reward_model.clip=[-5.0,5.0]"),
+        Remedy(text="Clip the reward: one huge value is enough", override="'reward_model.clip=[-5.0,5.0]'"),
     ]
 
 

@@ -109,6 +109,7 @@ def _finding(code: str, seen: Seen, facts: Facts) -> Finding:
         mechanism=mechanism(code, seen.variant),
         remedies=remedies(code, seen, facts),
         series=seen.series,
+        variant=seen.variant,
     )
 
 

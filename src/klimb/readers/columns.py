@@ -14,7 +14,7 @@ from klimb.readers.names import FRAMEWORKS, find, recognise
 
 SERIES = 2000
 """Names that are kept of a file at most."""
-BACKWARDS = 0.2
+BACKWARDS = 0.1
 """Share of steps that may go back before a series counts as unordered rather than restarted."""
 
 

@@ -35,8 +35,8 @@ class Diagnosis:
     def _finding(self, finding: Finding) -> dict[str, Any]:
         out = finding.as_dict()
         for remedy, given in zip(out["remedies"], finding.remedies, strict=True):
-            if given.override is not None and self.log.source != "klimb":
-                remedy["setting"] = setting(self.log.source, given.override)
+            if self.log.source != "klimb":
+                remedy["setting"] = setting(self.log.source, given)
         return out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from klimb.doctor.finding import Remedy
+
 SETTINGS: dict[str, dict[str, str]] = {
     "verl": {
         "training.lr": "actor_rollout_ref.actor.optim.lr",
@@ -75,10 +77,9 @@ SETTINGS: dict[str, dict[str, str]] = {
 """By framework, klimb's key to theirs; what is missing has no counterpart."""
 
 
-def setting(source: str, override: str) -> str | None:
-    """An override in the framework's words: the name of the setting, or klimb's own override. None: it has no such."""
+def setting(source: str, remedy: Remedy) -> str | None:
+    """What a remedy changes, in the framework's words: klimb's own override, or the names of their settings."""
     if source == "klimb":
-        return override
-    keys = [word.partition("=")[0] for word in override.split()]
-    found = [SETTINGS.get(source, {}).get(key) for key in keys]
+        return remedy.override
+    found = [SETTINGS.get(source, {}).get(key) for key in remedy.keys]
     return None if not found or found[0] is None else ", ".join(name for name in found if name is not None)
