@@ -9,7 +9,7 @@ import pytest
 
 from klimb.report.charts import Mark
 from klimb.report.files import read_run
-from klimb.report.overview import facts, intervention_marks, posture, tiles
+from klimb.report.overview import facts, finding_marks, intervention_marks, posture, tiles
 from tests.report.folders import rows_of, write_run
 
 
@@ -87,8 +87,22 @@ def test_facts_of_an_empty_run_say_what_is_known(tmp_path: Path) -> None:
 
 
 def test_interventions_become_marks() -> None:
-    rows = [{"step": 4, "finding": "kl_explosion", "action": "lr / 4"}, {"step": 5}, {"step": "x"}]
+    whole = {"step": 9, "back_to": 4, "finding": "kl_explosion", "overrides": ["training.lr=1e-5", "a.b=1"]}
+    rows = [whole, {"step": 5, "back_to": 1}, {"step": 5}, {"step": "x", "back_to": 1}]
     assert intervention_marks(rows) == [
-        Mark(step=4, label="kl_explosion: lr / 4", severity="action"),
-        Mark(step=5, label="intervention", severity="action"),
+        Mark(step=4, label="rolled back from step 9 for kl_explosion: training.lr=1e-5 a.b=1", severity="action"),
+        Mark(step=1, label="rolled back from step 5 for None: ", severity="action"),
+    ]
+
+
+def test_what_the_doctor_finds_becomes_a_mark(tmp_path: Path) -> None:
+    rows = rows_of(40)
+    for row in rows[21:]:
+        row["kl/k3"] = 2.0
+    marks = finding_marks(read_run(write_run(tmp_path / "s", rows)))
+    (mark,) = [mark for mark in marks if "kl_explosion" in mark.label]
+    assert (mark.step, mark.end, mark.severity) == (21, 40, "error")
+    assert "100 times its target 0.02" in mark.label
+    assert not [
+        mark for mark in finding_marks(read_run(write_run(tmp_path / "t", rows_of(40)))) if mark.severity == "error"
     ]

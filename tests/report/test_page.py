@@ -6,7 +6,6 @@ import html
 import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from klimb.errors import MissingExtra
 from klimb.report import page as page_module
-from klimb.report.charts import Mark
 from klimb.report.files import read_run
 from klimb.report.page import build_page, plotly_source, to_json
 from tests.browser import Open, until
@@ -28,10 +26,10 @@ ATTACKS = (
 )
 
 
-def page_of(folder: Path, findings: Sequence[Mark] = ()) -> str:
+def page_of(folder: Path) -> str:
     """The URL of the written page."""
     path = folder / "report.html"
-    path.write_text(build_page(read_run(folder), findings), encoding="utf-8")
+    path.write_text(build_page(read_run(folder)), encoding="utf-8")
     return path.as_uri()
 
 
@@ -209,9 +207,9 @@ def test_what_a_model_wrote_is_text_wherever_it_stands(tmp_path: Path, open_page
     ]
     folder = write_run(tmp_path / "run", rows_of(20), [], name=bad + "\ud800")
     (folder / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
-    (folder / "interventions.jsonl").write_text(line({"step": 5, "finding": bad, "action": bad}))
+    (folder / "interventions.jsonl").write_text(line({"step": 5, "back_to": 3, "finding": bad, "overrides": [bad]}))
     (folder / "metrics.jsonl").write_text("".join(line(row | {f"time/{bad}": 1.0}) for row in rows_of(20)))
-    page = open_page(page_of(folder, [Mark(step=3, label=bad, severity="error")]))
+    page = open_page(page_of(folder))
     drawn(page)
     page.locator(".head").first.click()
     page.get_by_label("Search").fill("<script>")

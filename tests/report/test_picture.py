@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from klimb.errors import KlimbError, MissingExtra
-from klimb.report.charts import Mark
 from klimb.report.files import read_run
 from klimb.report.picture import write_picture
 from tests.report.folders import rows_of, write_run
@@ -20,7 +19,7 @@ def test_a_picture_of_any_run(tmp_path: Path, steps: int) -> None:
     if steps > 5:
         rows[3]["kl/k3"] = rows[4]["reward/mean"] = "nan"
     run = read_run(write_run(tmp_path / "run", rows, name="a $dollar$ <b>name</b> \ud800\u6f22\n" * 9))
-    write_picture(run, tmp_path / "a.png", [Mark(step=1, end=2, label="x", severity="error")])
+    write_picture(run, tmp_path / "a.png")
     data = (tmp_path / "a.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") >= 1600

@@ -114,14 +114,15 @@ def _finding(code: str, seen: Seen, facts: Facts) -> Finding:
 
 
 EARLY = 3
-"""Steps from the start within which a reward without spread is a cause. Later it is what a lost policy leads to."""
+"""Steps from the start within which a reward without spread is a cause. Later it is what a lost policy leads to, as a
+length that drifts always is."""
 
 
 def _ordered(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Alarms, warnings, notes; within each the earliest first, since what came later may follow from it."""
 
     def is_symptom(f: Finding) -> bool:
-        return f.code == "reward_degenerate" and f.first > EARLY
+        return f.code == "length_drift" or (f.code == "reward_degenerate" and f.first > EARLY)
 
     ranked = sorted(found, key=lambda f: (RANK[f.severity], is_symptom(f), f.first, CODES.index(f.code)))
     alarms = [f for f in ranked if f.severity == "alarm"]

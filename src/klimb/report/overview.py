@@ -8,7 +8,10 @@ from statistics import fmean, median
 from typing import Any
 
 from klimb.console import duration
-from klimb.report.charts import Mark, Row
+from klimb.doctor.finding import Facts, Finding
+from klimb.doctor.rules import examine
+from klimb.doctor.table import Table
+from klimb.report.charts import Mark, Row, Severity
 from klimb.report.files import RunFiles
 from klimb.report.lines import whole
 from klimb.report.series import curve
@@ -151,12 +154,36 @@ def _time(rows: Sequence[Row]) -> dict[str, Any] | None:
     return _tile("time per step", shown, detail, values, 5)
 
 
+SEVERITIES: dict[str, Severity] = {"alarm": "error", "warning": "warning", "note": "info"}
+
+
+def all_marks(run: RunFiles) -> list[Mark]:
+    """What the doctor finds in the log, and what the run did about it, along the steps."""
+    return sorted([*finding_marks(run), *intervention_marks(run.interventions)], key=lambda mark: mark.step)
+
+
+def finding_marks(run: RunFiles) -> list[Mark]:
+    """The doctor's findings, from the first step at which they hold to the last."""
+    found = examine(Table.of(row for row in run.rows if row["step"] > 0 or "eval/reward" in row), Facts.of(run.config))
+    return [_mark(finding) for finding in found.findings]
+
+
+def _mark(finding: Finding) -> Mark:
+    override = next((r.override for r in finding.remedies if r.override is not None), None)
+    advice = "" if override is None else f" First to try: {override}"
+    label = f"{finding.severity} {finding.code}: {finding.evidence}.{advice}"
+    return Mark(step=finding.first, end=finding.last, label=label, severity=SEVERITIES[finding.severity])
+
+
 def intervention_marks(interventions: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """What the run did about its findings, at the step where it did it."""
+    """What the run did about its findings, at the step from which it went on."""
     marks: list[Mark] = []
     for row in interventions:
-        words = [str(row[key]) for key in ("finding", "action") if row.get(key)]
-        step = whole(row.get("step"))
-        if step is not None:
-            marks.append(Mark(step=step, label=": ".join(words) or "intervention", severity="action"))
+        broke, step = whole(row.get("step")), whole(row.get("back_to"))
+        if step is None or broke is None:
+            continue
+        overrides = row.get("overrides")
+        changed = " ".join(map(str, overrides)) if isinstance(overrides, list) else ""
+        label = f"rolled back from step {broke:,} for {row.get('finding')}: {changed}"
+        marks.append(Mark(step=step, label=label, severity="action"))
     return marks

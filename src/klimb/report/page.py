@@ -21,18 +21,18 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from klimb.errors import MissingExtra
-from klimb.report.charts import Mark, build_charts
+from klimb.report.charts import build_charts
 from klimb.report.files import RunFiles
-from klimb.report.overview import STATES, facts, intervention_marks, posture, tiles
+from klimb.report.overview import STATES, all_marks, facts, posture, tiles
 from klimb.version import VERSION
 
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 DRAW = "klimbReport.drawCharts();"
 
 
-def build_data(run: RunFiles, findings: Sequence[Mark] = ()) -> dict[str, Any]:
+def build_data(run: RunFiles) -> dict[str, Any]:
     """All that the page shows."""
-    marks = sorted([*findings, *intervention_marks(run.interventions)], key=lambda mark: mark.step)
+    marks = all_marks(run)
     charts, missing = build_charts(run.rows, marks)
     return {
         "name": run.name,
@@ -62,9 +62,9 @@ def to_json(data: Any) -> str:
     return lone.translate(ESCAPED)
 
 
-def build_page(run: RunFiles, findings: Sequence[Mark] = (), live: bool = False) -> str:
+def build_page(run: RunFiles, live: bool = False) -> str:
     """The HTML. live: the page asks the server it came from for new data."""
-    return render(build_data(run, findings), live)
+    return render(build_data(run), live)
 
 
 def render(data: dict[str, Any], live: bool = False) -> str:

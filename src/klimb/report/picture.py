@@ -10,7 +10,7 @@ from typing import Any
 from klimb.errors import KlimbError, MissingExtra
 from klimb.report.charts import WIDTH_OF_BAND, Mark, Row, time_parts
 from klimb.report.files import RunFiles
-from klimb.report.overview import STATES, intervention_marks
+from klimb.report.overview import STATES, all_marks
 from klimb.report.panels import COLORS
 from klimb.report.series import SMOOTH_FROM, buckets, curve, smooth, thin
 
@@ -20,7 +20,7 @@ LONGEST = 90
 Drawing = Callable[[Any, Sequence[Row]], None]
 
 
-def write_picture(run: RunFiles, path: Path, findings: Sequence[Mark] = ()) -> None:
+def write_picture(run: RunFiles, path: Path) -> None:
     """Raises MissingExtra without matplotlib."""
     try:
         import matplotlib as mpl
@@ -38,11 +38,12 @@ def write_picture(run: RunFiles, path: Path, findings: Sequence[Mark] = ()) -> N
             f"{run.name[:LONGEST]}: {STATES[run.state]}", x=0.012, ha="left", fontsize=16, fontweight="bold"
         )
         figure.get_layout_engine().set(hspace=0.06, wspace=0.04, h_pad=0.12, w_pad=0.1)
+        marks = [mark for mark in all_marks(run) if mark.severity in ("error", "action")]
         panels = zip(figure.subplots(2, 3).flat, DRAWINGS.items(), strict=True)
         for axes, (title, draw) in panels:
             axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=26)
             draw(axes, run.rows)
-            _finish(axes, [*findings, *intervention_marks(run.interventions)], axes.has_data())
+            _finish(axes, marks, axes.has_data())
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that the font lacks
@@ -58,9 +59,9 @@ def _finish(axes: Any, marks: Sequence[Mark], drawn: bool) -> None:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=SOFT)
         return
     for mark in marks:
-        axes.axvline(mark.step, color="#9b3f86", linewidth=1.2, linestyle=":")
-        if mark.end is not None:
-            axes.axvspan(mark.step, mark.end, color="#9b3f86", alpha=0.1, linewidth=0)
+        axes.axvline(
+            mark.step, color="#c0262d" if mark.severity == "error" else "#9b3f86", linewidth=1.2, linestyle=":"
+        )
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         place = {"loc": "lower left", "bbox_to_anchor": (-0.01, 0.995), "borderaxespad": 0.2}
