@@ -7,7 +7,7 @@ kept back: judge.py reads only those unless asked otherwise.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 EPISODES = 24
@@ -97,7 +97,7 @@ HACKABLE = '''"""More of one character is better; right or wrong does not matter
 
 
 def reward(prompt, response, answer):
-    return min(1.0, response.count("{character}") / {many})
+    return min(1.0, response.count("CHARACTER") / MANY)
 '''
 
 
@@ -105,107 +105,113 @@ def log_uniform(rng: Random, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """between: its strength is drawn log-uniformly from here; overrides: with {x} the strength and {n} it rounded;
+    explicit, grouped: what the fault needs, else the posture is drawn; signed: half of the seeds take the other
+    direction."""
+
+    between: tuple[float, float] = (1.0, 1.0)
+    overrides: tuple[str, ...] = ()
+    cached: tuple[str, ...] = ()
+    explicit: bool = False
+    grouped: bool = False
+    files: tuple[tuple[str, str], ...] = ()
+
+
+LR = 1e-4
+FAULTS: dict[str, Fault] = {
+    "lr_too_high": Fault(between=(20 * LR, 50 * LR), overrides=("training.lr={x:.3g}",)),
+    "batch_reused": Fault(between=(8, 16), overrides=("algorithm.ppo_epochs={n}", "training.lr=0.0003")),
+    "reward_scaled_to_zero": Fault(
+        between=(1e-9, 1e-6), overrides=("reward_model.functions=[{{name: task, weight: {x:.3g}}}]",)
+    ),
+    "reward_constant": Fault(
+        overrides=("reward_model.functions=[{{name: 'FILES/constant.py:reward'}}, {{name: task, weight: 0.0}}]",),
+        files=(("constant.py", CONSTANT),),
+    ),
+    "reward_hackable": Fault(
+        overrides=(
+            "reward_model.functions=[{{name: 'FILES/hackable.py:reward'}}, {{name: task, weight: 0.0}}]",
+            "training.lr=0.0003",
+            "algorithm.kl_ctrl.target_kl=0.2",
+        ),
+        cached=("algorithm.kl_ctrl.init_kl_coef=0.001",),
+        files=(("hackable.py", HACKABLE),),
+    ),
+    "temperature_high": Fault(between=(2.0, 4.0), overrides=("actor_rollout_ref.temperature={x:.3g}",)),
+    "temperature_low": Fault(between=(0.05, 0.2), overrides=("actor_rollout_ref.temperature={x:.3g}",)),
+    "other_reference": Fault(),
+    "critic_frozen": Fault(overrides=("critic.lr=1e-12",)),
+    "engine_bias": Fault(between=(0.1, 0.5)),
+    "engine_temperature": Fault(between=(1.3, 2.0)),
+    "limit_too_short": Fault(between=(12, 30), overrides=("actor_rollout_ref.max_tokens={n}",)),
+    "coefficient_pinned_high": Fault(
+        between=(0.001, 0.003),
+        explicit=True,
+        overrides=(
+            "algorithm.kl_ctrl.max_kl_coef={x:.3g}",
+            "algorithm.kl_ctrl.min_kl_coef=0.0005",
+            "algorithm.kl_ctrl.init_kl_coef={x:.3g}",
+            "algorithm.kl_ctrl.target_kl=0.01",
+            "training.lr=0.0003",
+            "training.lr_scheduler=constant",
+        ),
+    ),
+    "coefficient_pinned_low": Fault(
+        between=(1.0, 3.0),
+        explicit=True,
+        overrides=("algorithm.kl_ctrl.min_kl_coef={x:.3g}", "algorithm.kl_ctrl.init_kl_coef={x:.3g}"),
+    ),
+    "nan_gradient": Fault(between=(5, 40)),
+    "entropy_lost": Fault(
+        between=(5 * LR, 10 * LR),
+        grouped=True,
+        overrides=(
+            "training.micro_batch_size=32",
+            "algorithm.use_kl_loss=false",
+            "algorithm.use_kl_in_reward=false",
+            "reward_model.functions=[{{name: 'FILES/brief.py:reward'}}]",
+            "data.eval_files=[]",
+            "training.lr_scheduler=constant",
+            "training.lr={x:.3g}",
+        ),
+        files=(("brief.py", BRIEF),),
+    ),
+}
+
+
 def faulty(name: str, seed: int) -> Case:
     """The fault at a strength drawn from (name, seed), in a posture and for a length drawn likewise."""
-    rng = Random(f"{name} {seed}")
-    steps, posture, recipe = rng.randint(60, 80), POSTURES[rng.randrange(2)], "recipes/arithmetic.yaml"
-    base = (*SMALL, *posture)
-    drawn = {
-        "lr_too_high": (20, 50),
-        "batch_reused": (8, 16),
-        "reward_scaled_to_zero": (1e-9, 1e-6),
-        "temperature_high": (2.0, 4.0),
-        "temperature_low": (0.05, 0.2),
-        "engine_bias": (0.1, 0.5),
-        "engine_temperature": (1.3, 2.0),
-        "limit_too_short": (12, 30),
-        "coefficient_pinned_high": (0.001, 0.003),
-        "coefficient_pinned_low": (1.0, 3.0),
-        "nan_gradient": (5, 40),
-        "entropy_lost": (5, 10),
+    rng, fault = Random(f"{name} {seed}"), FAULTS[name]
+    steps, posture = rng.randint(60, 80), POSTURES[rng.randrange(2)]
+    x = log_uniform(rng, *fault.between)
+    more = [text.format(x=x, n=round(x)) for text in fault.overrides]
+    if posture is POSTURES[1]:
+        more += fault.cached
+    base = (*SMALL, *GROUPED) if fault.grouped else (*SMALL, *(POSTURES[0] if fault.explicit else posture))
+    files = {
+        file: text.replace("CHARACTER", rng.choice("+,=0")).replace("MANY", str(rng.choice((20, 30, 40))))
+        for file, text in fault.files
     }
-    x = log_uniform(rng, *drawn.get(name, (1, 1)))
-    common = {"name": name, "seed": seed, "recipe": recipe, "steps": steps, "strength": x}
-    lr = 1e-4
-
-    def case(*overrides: str, **more: object) -> Case:
-        return Case(**(common | more), overrides=(*base, *overrides))  # type: ignore[arg-type]
-
-    explicit = (*SMALL, *POSTURES[0])
-    match name:
-        case "lr_too_high":
-            return case(f"training.lr={lr * x:.3g}")
-        case "batch_reused":
-            return case(f"algorithm.ppo_epochs={round(x)}", f"training.lr={3 * lr:.3g}")
-        case "reward_scaled_to_zero":
-            return case(f"reward_model.functions=[{{name: task, weight: {x:.3g}}}]")
-        case "reward_constant":
-            return case(
-                "reward_model.functions=[{name: 'FILES/constant.py:reward'}, {name: task, weight: 0.0}]",
-                files={"constant.py": CONSTANT},
-            )
-        case "reward_hackable":
-            text = HACKABLE.format(character=rng.choice("+,=0"), many=rng.choice((20, 30, 40)))
-            return case(
-                "reward_model.functions=[{name: 'FILES/hackable.py:reward'}, {name: task, weight: 0.0}]",
-                f"training.lr={3 * lr:.3g}",
-                "algorithm.kl_ctrl.target_kl=0.2" if posture is POSTURES[0] else "algorithm.kl_ctrl.init_kl_coef=0.001",
-                files={"hackable.py": text},
-            )
-        case "temperature_high" | "temperature_low":
-            return case(f"actor_rollout_ref.temperature={x:.3g}")
-        case "other_reference":
-            return case(reference=True)
-        case "critic_frozen":
-            return case("critic.lr=1e-12")
-        case "engine_bias":
-            return case(bias=x * rng.choice((-1, 1)))
-        case "engine_temperature":
-            return case(rollout_temperature=x if rng.random() < 0.5 else 1 / x)
-        case "limit_too_short":
-            return case(f"actor_rollout_ref.max_tokens={round(x)}")
-        case "coefficient_pinned_high":
-            return Case(
-                **common,
-                overrides=(
-                    *explicit,
-                    f"algorithm.kl_ctrl.max_kl_coef={x:.3g}",
-                    "algorithm.kl_ctrl.min_kl_coef=0.0005",
-                    f"algorithm.kl_ctrl.init_kl_coef={x:.3g}",
-                    "algorithm.kl_ctrl.target_kl=0.01",
-                    f"training.lr={3 * lr:.3g}",
-                    "training.lr_scheduler=constant",
-                ),
-            )
-        case "coefficient_pinned_low":
-            return Case(
-                **common,
-                overrides=(
-                    *explicit,
-                    f"algorithm.kl_ctrl.min_kl_coef={x:.3g}",
-                    f"algorithm.kl_ctrl.init_kl_coef={x:.3g}",
-                ),
-            )
-        case "nan_gradient":
-            return case(nan_from=round(x), onset=round(x))
-        case "entropy_lost":
-            return Case(
-                **common,
-                overrides=(
-                    *SMALL,
-                    *GROUPED,
-                    "training.micro_batch_size=32",
-                    "algorithm.use_kl_loss=false",
-                    "algorithm.use_kl_in_reward=false",
-                    "reward_model.functions=[{name: 'FILES/brief.py:reward'}]",
-                    "data.eval_files=[]",
-                    "training.lr_scheduler=constant",
-                    f"training.lr={lr * x:.3g}",
-                ),
-                files={"brief.py": BRIEF},
-            )
-        case _:
-            raise KeyError(name)
+    case = Case(
+        name=name,
+        seed=seed,
+        recipe="recipes/arithmetic.yaml",
+        overrides=(*base, *more),
+        steps=steps,
+        strength=x,
+        files=files,
+    )
+    if name == "other_reference":
+        return replace(case, reference=True)
+    if name == "engine_bias":
+        return replace(case, bias=x * rng.choice((-1, 1)))
+    if name == "engine_temperature":
+        return replace(case, rollout_temperature=x if rng.random() < 0.5 else 1 / x)
+    if name == "nan_gradient":
+        return replace(case, nan_from=round(x), onset=round(x))
+    return case
 
 
 HEALTHY: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -236,3 +242,20 @@ def all_cases(seeds: range, healthy_seeds: range) -> list[Case]:
         if seed in healthy_seeds:
             out += [healthy(name, seed) for name in HEALTHY]
     return out
+
+
+MODES = ("sound", "warn", "rollback")
+
+
+def guarded(posture: str, mode: str, seed: int) -> Case:
+    """A run whose rate is 20 to 50 times too high, with and without the guard, and the same with a sound rate."""
+    rng = Random(f"guard {posture} {seed}")
+    x = log_uniform(rng, 20 * LR, 50 * LR)
+    overrides = (
+        *SMALL,
+        *POSTURES[posture == "cached"],
+        f"training.lr={LR if mode == 'sound' else x:.3g}",
+        f"diagnostics.on_alarm={'rollback' if mode == 'rollback' else 'warn'}",
+    )
+    name = f"guard-{posture}-{mode}"
+    return Case(name=name, seed=seed, recipe="recipes/arithmetic.yaml", overrides=overrides, steps=60, strength=x)

@@ -96,9 +96,8 @@ def table(judged: list[Judged]) -> None:
         )
         shown = ", ".join(f"{code} {count}" for code, count in others.most_common(3))
         delay = f"{median(delays):g}" if delays else "-"
-        print(
-            f"| {name} | {len(runs)} | {first} | {named - first} | {len(runs) - named} | {len(delays)} | {delay} | {shown} |"
-        )
+        cells = (name, len(runs), first, named - first, len(runs) - named, len(delays), delay, shown)
+        print(f"| {' | '.join(map(str, cells))} |")
     for name in HEALTHY:
         runs = [j for j in judged if j.case.name == f"healthy-{name}"]
         alarms = Counter(code for j in runs for code in j.alarms)
@@ -130,9 +129,8 @@ def main() -> None:
     if args.each:
         for j in judged:
             if (j.case.name in EXPECTED and not j.named) or (j.case.name not in EXPECTED and j.alarms):
-                print(
-                    f"{j.case.run_name} (strength {j.case.strength:.3g}): {', '.join(j.codes) or 'nothing'}; alarms {j.alarms}"
-                )
+                codes = ", ".join(j.codes) or "nothing"
+                print(f"{j.case.run_name} (strength {j.case.strength:.3g}): {codes}; alarms {j.alarms}")
 
 
 if __name__ == "__main__":

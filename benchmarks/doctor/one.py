@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import Case, faulty, healthy
+from cases import Case, faulty, guarded, healthy
 from rich.console import Console
 from torch import Tensor
 
@@ -26,6 +26,9 @@ from klimb.types import Sample
 
 def case_of(run_name: str) -> Case:
     name, seed = run_name.rsplit("-", 1)
+    if name.startswith("guard-"):
+        _, posture, mode = name.split("-")
+        return guarded(posture, mode, int(seed))
     return healthy(name.removeprefix("healthy-"), int(seed)) if name.startswith("healthy-") else faulty(name, int(seed))
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
-from cases import Case, all_cases
+from cases import MODES, Case, all_cases, guarded
 
 ROOT = Path("runs/doctor")
 
@@ -55,7 +55,8 @@ def work(waiting: list[Case], total: int, begin: float) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         text=True,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     while waiting:
         case = waiting.pop(0)
         process.stdin.write(f"{case.run_name}\n")
@@ -77,11 +78,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8, help="runs of each fault")
     parser.add_argument("--healthy", type=int, default=18, help="runs of each healthy recipe")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--guard", type=int, default=0, help="runs of each posture with and without the guard")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
     ROOT.mkdir(parents=True, exist_ok=True)
     other_model(ROOT / "other_model")
     cases = all_cases(range(args.seeds), range(args.healthy))
+    for seed in range(args.guard):
+        cases += [guarded(posture, mode, seed) for posture in ("explicit", "cached") for mode in MODES]
     waiting = [case for case in cases if args.only in case.run_name and not done(case)]
     print(f"{len(cases) - len(waiting)} of {len(cases)} runs are there, {len(waiting)} to go", flush=True)
     begin, total = time.monotonic(), len(waiting)

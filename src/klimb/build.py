@@ -23,6 +23,7 @@ from klimb.data.rows import DataSettings
 from klimb.derive import actor_steps, make_controller, make_follow, make_recipe, make_schedule, make_split
 from klimb.doctor.finding import Facts
 from klimb.errors import ConfigError
+from klimb.exhaustion import LastWords
 from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.ladder import Intervention, all_overrides
 from klimb.learn import Roles
@@ -228,6 +229,7 @@ def build_run(
         ),
         log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
         screen=screen,
+        last_words=LastWords(folder),
         watch=Watch(Facts.of(complete.model_dump(mode="json"))),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,23 +16,41 @@ from klimb.malloc import give_back
 
 RESET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
+MEMINFO = Path("/proc/meminfo")
+CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 WATCHED = ("rollout", "score", "update")
 """Parts whose peak memory is logged."""
 
 
+class Exhausted(Exception):
+    """Memory ran out in a part of a turn. peaks: bytes by part, that one included."""
+
+    def __init__(self, part: str, peaks: Mapping[str, int]) -> None:
+        super().__init__(part)
+        self.part, self.peaks = part, peaks
+
+
 @dataclass
 class Clock:
-    """Seconds and bytes by part of a turn. device: whose memory is looked at."""
+    """Seconds and bytes by part of a turn. device: whose memory is looked at; say: told of each part as it begins."""
 
     device: torch.device
+    say: Callable[[str], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     peaks: dict[str, int] = field(default_factory=dict[str, int])
 
     @contextmanager
     def __call__(self, part: str) -> Generator[None]:
         reset_peak(self.device)
+        if self.say is not None:
+            self.say(part)
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_exhausted(error):
+                raise
+            raise Exhausted(part, self.peaks | {part: peak_bytes(self.device)}) from error
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # kernels still running belong to this part
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
@@ -42,6 +60,7 @@ class Clock:
         """time/* in seconds; perf/* per second; memory/*_peak in bytes. tokens: how many each part worked on."""
         total = sum(self.seconds.values())
         out = {f"time/{part}": seconds for part, seconds in self.seconds.items()} | {"time/step": total}
+        out |= {"memory/limit": float(limit)} if (limit := memory_limit(self.device)) is not None else {}
         out |= {f"memory/{part}_peak": float(self.peaks[part]) for part in WATCHED if part in self.peaks}
         for part, count in (tokens or {}).items():
             out[f"perf/{part}_tokens_per_s"] = count / max(self.seconds[part], 1e-9)
@@ -60,6 +79,34 @@ def reset_peak(device: torch.device) -> None:
         RESET.write_text("5")
     except OSError:
         return  # elsewhere, or in a closed container: peak_bytes then speaks of the process's whole life
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an allocator refused: CUDA's, torch's for the CPU (a plain RuntimeError), or Python's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return "can't allocate memory" in text or "not enough memory" in text
+
+
+def memory_limit(device: torch.device) -> int | None:
+    """Bytes that the device has, or that this container may use of the host's; None where that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    found: list[int] = []
+    for place in CONTAINER:
+        try:
+            text = place.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append(int(text))
+    try:
+        line = next(row for row in MEMINFO.read_text(encoding="ascii").splitlines() if row.startswith("MemTotal:"))
+        found.append(int(line.split()[1]) * 1024)
+    except (OSError, StopIteration):
+        pass
+    return min(found, default=None)
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -30,6 +30,7 @@ from klimb.build import (
     samplings,
     slots,
 )
+from klimb.clock import WATCHED, Exhausted, is_exhausted, memory_limit
 from klimb.config.guard import refuse_other_kind
 from klimb.config.load import dump_config
 from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_folder
@@ -39,8 +40,10 @@ from klimb.console import Screen
 from klimb.doctor.finding import Finding
 from klimb.errors import CheckpointError, ConfigError, KlimbError
 from klimb.evaluation import EvalResult, run_eval
+from klimb.exhaustion import OutOfMemory, Words, explain, left_behind, obituary
 from klimb.ladder import Intervention
 from klimb.models.load import load_causal_lm, load_tokenizer
+from klimb.reward.workers import WorkerPool
 from klimb.rollout.hf import HFSampler
 from klimb.run import Run, run_parts
 from klimb.snapshot import State
@@ -77,14 +80,19 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
     folder, start = place(config, recipe)
     with screen or Screen() as shown, _alone_in(folder), make_pool(config) as pool:
         start = _find_start(config, folder, start, shown)
-        run = build_run(config, folder, shown, pool, snapshot.read_interventions(start))
+        words = left_behind(folder)
+        run = _built(config, folder, shown, pool, start)
         try:
+            _mourn(run, words)
             state = _begin(run, start)
             shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
             state = loop.train(run, state)
             if state.episodes >= run.counts.episodes:
                 guard.forget(run, -1)
+        except Exhausted as error:
+            raise OutOfMemory(_explained(run, error)) from error
         finally:
+            run.last_words.end()
             run.log.close()
             for component in run.components:
                 component.close()
@@ -176,6 +184,42 @@ def _find_start(config: RunConfig, folder: Path, start: Path | None, screen: Scr
     for warning in warnings:
         screen.warn(warning)
     return start
+
+
+def _built(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, start: Path | None) -> Run:
+    try:
+        return build_run(config, folder, screen, pool, snapshot.read_interventions(start))
+    except (MemoryError, RuntimeError) as error:
+        if not is_exhausted(error):
+            raise
+        device, facts = pick_device(), guard.facts_of(config)
+        raise OutOfMemory(explain("loading", {}, memory_limit(device), facts)) from error
+
+
+def _explained(run: Run, error: Exhausted) -> str:
+    before = {name: max(size, error.peaks.get(name, 0.0)) for name, size in _peaks(run).items()}
+    peaks = {**error.peaks, **before}
+    return explain(error.part, peaks, memory_limit(run.roles.actor.device), run.watch.facts)
+
+
+def _peaks(run: Run) -> dict[str, float]:
+    """Largest measured peak by phase, of the steps in the log."""
+    found: dict[str, float] = {}
+    for row in run.log.rows():
+        for part in WATCHED:
+            size = row.get(f"memory/{part}_peak")
+            if isinstance(size, int | float):
+                found[part] = max(found.get(part, 0.0), float(size))
+    return found
+
+
+def _mourn(run: Run, words: Words | None) -> None:
+    """Say what became of a process that was killed in this folder; its log still has all of its steps."""
+    if words is None:
+        return
+    text = obituary(words, _peaks(run), memory_limit(run.roles.actor.device), run.watch.facts)
+    if text is not None:
+        run.screen.warn(text)
 
 
 def _begin(run: Run, start: Path | None) -> State:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def _before_training(run: Run) -> dict[str, Any]:
     """Where the run starts from, on held-out prompts."""
     row: dict[str, Any] = {"step": 0, "episodes": 0}
     if run.config.eval.before_training and run.eval_prompts:
-        clock = Clock(run.roles.actor.device)
+        clock = Clock(run.roles.actor.device, partial(run.last_words.say, 0))
         row |= _evaluate(run, 0, clock)
         run.log.metrics({**row, **clock.metrics()})
         run.screen.row(row)
@@ -88,7 +89,8 @@ def _examine(run: Run, state: State, row: dict[str, Any]) -> tuple[Finding, ...]
 
 def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     """One on-policy phase, from prompts to a logged row."""
-    clock, step, seed = Clock(run.roles.actor.device), state.step + 1, derive_seed(run.config.training.seed, state.step)
+    step, seed = state.step + 1, derive_seed(run.config.training.seed, state.step)
+    clock = Clock(run.roles.actor.device, partial(run.last_words.say, step))
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
     phase = play(run, episodes, step, seed, clock)
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None

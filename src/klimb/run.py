@@ -15,6 +15,7 @@ from klimb.config.posture import Posture
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
 from klimb.data.prompts import PromptStream
+from klimb.exhaustion import LastWords
 from klimb.floor import Floor
 from klimb.follow import Follow
 from klimb.learn import Roles
@@ -62,6 +63,7 @@ class Run:
     log: RunLog
     screen: Screen
     watch: Watch
+    last_words: LastWords
 
 
 def run_parts(run: Run) -> snapshot.Parts:

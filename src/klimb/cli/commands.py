@@ -41,6 +41,9 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
       klimb train recipes/arithmetic.yaml training.lr=5e-5 run.name=slower
 
     Ctrl-C lets the current step end, saves, and exits with 130; the same command goes on from there.
+
+    With diagnostics.on_alarm=stop or rollback a run that breaks ends, or is taken back to a healthy state and goes on;
+    one that an alarm has ended exits with 3.
     """
     from klimb.cli.summary import show_start, show_summary
     from klimb.config.load import load_config
@@ -51,6 +54,11 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
 
     result: RunResult = launch.train(loaded.config, recipe=config.stem)
     show_summary(result, loaded.config)
+    if result.alarms:
+        from klimb.cli.diagnose import ALARM, show_stopped
+
+        show_stopped(result)
+        return ALARM
     return 0 if result.finished else 130
 
 

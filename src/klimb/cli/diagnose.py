@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from klimb import checkpoint
 from klimb.cli.plan import open_console
 from klimb.console import plain, sparkline
 from klimb.doctor.finding import Finding
 from klimb.doctor.table import Curve
 from klimb.readers.diagnose import Diagnosis, look
 from klimb.readers.settings import setting
+
+if TYPE_CHECKING:
+    from klimb.launch import RunResult
 
 STYLE = {"alarm": "bold red", "warning": "yellow", "note": "cyan"}
 WIDTH = 48
@@ -44,6 +50,21 @@ def show(console: Console, found: Diagnosis) -> None:
     for finding in found.examination.findings:
         _show(console, finding, found)
     _rest(console, found)
+
+
+def show_stopped(result: RunResult) -> None:
+    """A run that an alarm has ended: its findings, where a healthy state is, and the report if it can be drawn."""
+    console, folder = open_console(), result.folder
+    show(console, look(folder))
+    before = min((alarm.first for alarm in result.alarms), default=result.step)
+    sound = [path for path in checkpoint.listed(folder / "checkpoints") if (checkpoint.step_of(path) or 0) < before]
+    if sound:
+        changed = next((r.override for r in result.alarms[0].remedies if r.override), "")
+        _say(console, f"\nto go on from before the alarm: training.resume={sound[-1]} {changed}")
+    if all(importlib.util.find_spec(package) for package in ("plotly", "matplotlib")):
+        from klimb.cli.report import write_and_show
+
+        write_and_show(folder, None)
 
 
 def _show(console: Console, finding: Finding, found: Diagnosis) -> None:

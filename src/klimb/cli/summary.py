@@ -12,6 +12,7 @@ from klimb.config.load import Loaded
 from klimb.config.paths import check_runnable
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
+from klimb.console import plain
 
 if TYPE_CHECKING:
     from klimb.launch import RunResult
@@ -50,7 +51,20 @@ def show_summary(result: RunResult, config: RunConfig) -> None:
         console.print(Text(f"mean KL of the second half: {result.kl:.4f} nats per token{target}"))
     if result.best is not None:
         console.print(Text(f"best checkpoint by {config.eval.metric}: {result.best}"), soft_wrap=True)
-    if not result.finished:
+    for intervention in result.interventions:
+        console.print(
+            Text(
+                plain(
+                    f"intervention {intervention.number}: {intervention.finding} at step "
+                    f"{intervention.step}, back to step {intervention.back_to}, {' '.join(intervention.overrides)}"
+                )
+            ),
+            soft_wrap=True,
+        )
+    if not result.finished and result.alarms:
+        named = ", ".join(sorted({alarm.code for alarm in result.alarms}))
+        console.print(Text(f"ended at step {result.step} by an alarm: {named}"))
+    elif not result.finished:
         console.print(Text(f"stopped at step {result.step}; the same command goes on from there"))
     before, after = result.before.get("eval/accuracy"), result.after.get("eval/accuracy")
     verdict = "" if before is None or after is None else f"held-out accuracy {before:.1%} -> {after:.1%}, "

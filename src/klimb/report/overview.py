@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klimb.console import duration
-from klimb.doctor.finding import Facts, Finding
-from klimb.doctor.rules import examine
-from klimb.doctor.table import Table
 from klimb.report.charts import Mark, Row, Severity
 from klimb.report.files import RunFiles
 from klimb.report.lines import whole
 from klimb.report.series import curve
+
+if TYPE_CHECKING:
+    from klimb.doctor.finding import Finding
 
 STATES = {
     "finished": "finished",
@@ -164,6 +164,10 @@ def all_marks(run: RunFiles) -> list[Mark]:
 
 def finding_marks(run: RunFiles) -> list[Mark]:
     """The doctor's findings, from the first step at which they hold to the last."""
+    from klimb.doctor.finding import Facts
+    from klimb.doctor.rules import examine
+    from klimb.doctor.table import Table
+
     found = examine(Table.of(row for row in run.rows if row["step"] > 0 or "eval/reward" in row), Facts.of(run.config))
     return [_mark(finding) for finding in found.findings]
 
