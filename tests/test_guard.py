@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pydoc
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,7 +95,8 @@ def test_a_run_that_breaks_is_saved(parts: tuple[Path, Path], tmp_path: Path, ex
     steps = [row["step"] for row in table]
     assert steps == list(range(15))
     assert table[1]["lr"] == pytest.approx(0.02 / 4 ** sum(e["back_to"] == 0 for e in made))
-    abandoned = [json.loads(line) for line in (result.folder / "metrics.abandoned.jsonl").read_text().splitlines()]
+    files = [result.folder / f"metrics.abandoned-{entry['number']}.jsonl" for entry in made]
+    abandoned = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(abandoned) == sum(entry["step"] - entry["back_to"] for entry in made)
     assert max(row["kl/k3"] for row in abandoned) > 0.1
     base = load_config(result.folder / "config.yaml").config
@@ -185,3 +189,86 @@ def test_on_alarm_may_change_on_resume_and_the_rate_must_not_silently(
     assert "diagnostics.on_alarm was 'stop', goes on with 'warn'" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="use_pf_ppo"):
         run(parts, tmp_path, **BREAKS | {"algorithm.use_pf_ppo": False})
+
+
+PLACES = ("klimb.guard.checkpoint.set_aside", "klimb.guard.checkpoint.write", "klimb.guard.forget")
+PLACES += ("klimb.runlog.RunLog.set_aside", "klimb.runlog.RunLog.rewind", "klimb.guard.write_record")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_inside_the_rollback_changes_nothing(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
+) -> None:
+    """Whatever line it falls on, the run that resumes walks the same path."""
+    whole = run(parts, tmp_path / "a", **BREAKS)
+    assert whole.interventions
+    inside, fired = False, False
+    roll_back: Callable[..., Any] = loop.guard.roll_back
+
+    def watched(*args: Any) -> Any:
+        nonlocal inside
+        inside = True
+        return roll_back(*args)
+
+    module, _, name = place.rpartition(".")
+    owner: Any = pydoc.locate(module)
+    real: Callable[..., Any] = getattr(owner, name)
+
+    def killed(*args: Any) -> Any:
+        nonlocal fired
+        if not inside or fired:
+            return real(*args)
+        fired = True
+        if when == "after":
+            real(*args)
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.guard, "roll_back", watched)
+        patch.setattr(owner, name, killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(parts, tmp_path / "b", **BREAKS)
+    again = run(parts, tmp_path / "b", **BREAKS)
+    assert again.finished
+    assert rows(again.folder) == rows(whole.folder)
+    assert interventions(again.folder) == interventions(whole.folder)
+    assert same_weights(again.folder, whole.folder)
+
+
+def test_a_checkpoint_made_by_ctrl_c_is_no_place_to_go_back_to(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(parts, tmp_path / "a", **BREAKS)
+    first = interventions(whole.folder)[0]
+    turn: Callable[..., Any] = loop._turn
+
+    def interrupted(current: Any, state: Any) -> Any:
+        done = turn(current, state)
+        if state.step + 1 == max(1, first["first"]):
+            os.kill(os.getpid(), signal.SIGINT)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_turn", interrupted)
+        stopped = run(parts, tmp_path / "b", **BREAKS)
+    assert not stopped.finished
+    again = run(parts, tmp_path / "b", **BREAKS)
+    assert interventions(again.folder) == interventions(whole.folder)
+    assert rows(again.folder) == rows(whole.folder)
+
+
+def test_an_alarm_in_the_last_step_is_no_finished_run(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    broken = BREAKS | {"training.total_episodes": 16, "diagnostics.max_interventions": 0, "training.lr": 1.0}
+    result = run(parts, tmp_path, **broken)
+    assert result.alarms
+    assert not result.finished
+
+
+def test_a_guard_that_is_switched_on_later_has_a_state_to_go_back_to(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    calm = BREAKS | {"training.lr": 1e-5, "training.total_episodes": 48, "diagnostics.on_alarm": "warn"}
+    run(parts, tmp_path, **calm)
+    result = run(parts, tmp_path, **BREAKS)
+    assert result.interventions
+    assert result.interventions[0].back_to == 6

@@ -84,7 +84,7 @@ def set_aside(folder: Path, step: int) -> list[str]:
     """Checkpoints newer than `step` belong to a path not taken; they are renamed, not deleted. What was done, in
     sentences."""
     said: list[str] = []
-    for path in listed(folder):
+    for path in reversed(listed(folder)):  # the newest first: what a kill leaves is still a path from the start
         if (step_of(path) or 0) > step:
             names = (path.with_name(f"{path.name}.abandoned-{n}") for n in range(1, 10_000))
             aside = next(name for name in names if not name.exists())

@@ -55,8 +55,12 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     if not finite:
         return BARS[0] * len(shown)
     low, high = min(finite), max(finite)
-    scale = (len(BARS) - 2) / (high - low) if high > low else 0.0
-    return "".join(BARS[1 + round((v - low) * scale)] if math.isfinite(v) else BARS[0] for v in shown)
+    span = high / 2 - low / 2  # halves: the difference of two huge numbers is no number
+
+    def height(value: float) -> int:
+        return round((value / 2 - low / 2) / span * (len(BARS) - 2)) if span > 0 else 0
+
+    return "".join(BARS[1 + height(v)] if math.isfinite(v) else BARS[0] for v in shown)
 
 
 class Screen:

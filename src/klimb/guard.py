@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from klimb import checkpoint, snapshot
 from klimb.config.counts import count
@@ -27,7 +26,7 @@ from klimb.snapshot import State
 from klimb.update import Trainable
 
 KEPT = 3
-"""Healthy snapshots beside that of the start."""
+"""Healthy snapshots before the newest checkpoint, beside that of the start, that a run which resumes may go back to."""
 RECORD = "interventions.jsonl"
 
 
@@ -40,15 +39,24 @@ def is_on(run: Run) -> bool:
     return run.config.diagnostics.on_alarm == "rollback"
 
 
-def keep_if_healthy(run: Run, state: State, row: dict[str, Any], findings: Sequence[Finding]) -> None:
+def keep_if_healthy(run: Run, state: State, row: Mapping[str, float], findings: Sequence[Finding]) -> None:
     """A snapshot when one is due and nothing that a rollback could cure is in sight."""
-    folder = run.folder / "healthy"
-    due = state.step % run.config.diagnostics.healthy_every_phases == 0
-    if not is_on(run) or not due or not run.watch.is_calm(findings):
+    folder, every = run.folder / "healthy", run.config.diagnostics.healthy_every_phases
+    if not is_on(run) or state.step % every or not run.watch.is_calm(findings):
         return
     checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
-    for path in checkpoint.listed(folder)[1:-KEPT]:
+    saved = checkpoint.listed(run.folder / "checkpoints")
+    newest = (checkpoint.step_of(saved[-1]) or 0) if saved else 0
+    # A run that resumes from the newest checkpoint must find those that a run without a stop would have there.
+    for path in [p for p in checkpoint.listed(folder)[1:] if (checkpoint.step_of(p) or 0) <= newest][:-KEPT]:
         shutil.rmtree(path)
+
+
+def begin(run: Run, state: State, row: Mapping[str, float]) -> None:
+    """A run that goes on with the guard newly switched on has one state to go back to: this one."""
+    if is_on(run) and not checkpoint.listed(run.folder / "healthy") and state.step:
+        folder = run.folder / "healthy"
+        checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
 
 
 def forget(run: Run, beyond: int) -> None:
@@ -62,13 +70,15 @@ def forget(run: Run, beyond: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def roll_back(run: Run, state: State, alarms: Sequence[Finding], row: dict[str, Any]) -> tuple[Run, State] | None:
-    """None when no intervention is left, or no state from before the alarm."""
-    alarm = min(alarms, key=lambda f: (f.first, f.named))
-    if len(state.interventions) >= run.config.diagnostics.max_interventions:
-        return None
-    source = _newest_before(run.folder, alarm.first)
-    if source is None:
+def roll_back(run: Run, state: State, alarms: Sequence[Finding]) -> tuple[Run, State] | None:
+    """None when no intervention is left, or no state from before the alarm.
+
+    A kill at any line leaves a folder from which the run walks the same path: newer checkpoints go, newest first, then
+    the restored state is saved with what was changed, and only then is the log cut back to it.
+    """
+    alarm = min(alarms, key=lambda f: (f.since, f.named))
+    source = _source(run, alarm)
+    if source is None or len(state.interventions) >= run.config.diagnostics.max_interventions:
         return None
     moved_on = run.prompts.state_dict()
     restored = snapshot.restore(source, run_parts(run))
@@ -81,7 +91,7 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding], row: dict[str, 
         finding=alarm.code,
         evidence=alarm.evidence,
         step=state.step,
-        first=alarm.first,
+        first=alarm.since,
         back_to=restored.state.step,
         rung=rung,
         overrides=overrides,
@@ -91,15 +101,25 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding], row: dict[str, 
     of_source = with_overrides(run.base_config, all_overrides(restored.state.interventions))
     run = retuned(run, of_source, with_overrides(run.config, overrides), raised or rung == "kl")
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), back.step)
-    run.log.rewind(restored.offsets, back.step)
-    run.watch.remember(run.log.rows(), facts_of(run.config))
-    checkpoints = run.folder / "checkpoints"
-    checkpoint.set_aside(checkpoints, back.step)
+    run.log.set_aside(restored.offsets, f"abandoned-{intervention.number}")
+    back = _save(run, back, restored)
     forget(run, back.step)
-    checkpoint.write(checkpoints, back.step, lambda place: snapshot.fill(place, run_parts(run), back, row))
+    run.log.rewind(restored.offsets, back.step)
     write_record(run.folder, back)
+    run.watch.remember(run.log.rows(), facts_of(run.config))
     run.screen.warn(said(intervention))
     return run, back
+
+
+def _save(run: Run, back: State, restored: snapshot.Restored) -> State:
+    """The restored state as the newest checkpoint, its log offsets those of the source."""
+    folder = run.folder / "checkpoints"
+    checkpoint.set_aside(folder, back.step)
+    if back.best_step not in (None, back.step, *(checkpoint.step_of(path) for path in checkpoint.listed(folder))):
+        back = replace(back, best_step=None, best_value=None)  # a later best had taken its place, and went too
+    parts = replace(run_parts(run), offsets=restored.offsets)
+    checkpoint.write(folder, back.step, lambda place: snapshot.fill(place, parts, back, restored.metrics))
+    return back
 
 
 def said(intervention: Intervention) -> str:
@@ -119,12 +139,18 @@ def write_record(folder: Path, state: State) -> None:
     (folder / RECORD).write_text("".join(lines), encoding="utf-8")
 
 
-def _newest_before(folder: Path, step: int) -> Path | None:
-    """The newest whole state from before a step, of checkpoints and snapshots."""
-    places = [*checkpoint.listed(folder / "healthy"), *checkpoint.listed(folder / "checkpoints")]
-    before = [path for path in places if (checkpoint.step_of(path) or 0) < step]
-    before.sort(key=lambda path: checkpoint.step_of(path) or 0, reverse=True)
-    return next((path for path in before if checkpoint.damage(path) is None), None)
+def _source(run: Run, alarm: Finding) -> Path | None:
+    """The newest whole snapshot from before the alarm's state began.
+
+    Snapshots alone: the run takes them at steps of its own, while a checkpoint may be there because somebody pressed
+    Ctrl-C. Where the state began so long ago that only the start is older, the oldest of the others: it was calm then.
+    """
+    kept = [path for path in checkpoint.listed(run.folder / "healthy") if checkpoint.damage(path) is None]
+    before = [path for path in kept if (checkpoint.step_of(path) or 0) < alarm.since]
+    lately = alarm.since <= run.config.diagnostics.healthy_every_phases
+    if len(before) == 1 and len(kept) > 1 and not lately:
+        return kept[1]
+    return before[-1] if before else None
 
 
 def retuned(run: Run, before: RunConfig, config: RunConfig, new_coef: bool) -> Run:

@@ -87,7 +87,7 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
             state = _begin(run, start)
             shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
             state = loop.train(run, state)
-            if state.episodes >= run.counts.episodes:
+            if state.episodes >= run.counts.episodes and not run.watch.stopped:
                 guard.forget(run, -1)
         except Exhausted as error:
             raise OutOfMemory(_explained(run, error)) from error
@@ -224,10 +224,10 @@ def _mourn(run: Run, words: Words | None) -> None:
 
 def _begin(run: Run, start: Path | None) -> State:
     """Restore the checkpoint, or start from nothing; log files are cut back to that point."""
-    state, offsets = State(), dict[str, int]()
+    state, offsets, metrics = State(), dict[str, int](), dict[str, float]()
     if start is not None:
         restored = snapshot.restore(start, run_parts(run))
-        state, offsets = restored.state, restored.offsets
+        state, offsets, metrics = restored.state, restored.offsets, restored.metrics
         for text in restored.warnings:
             run.screen.warn(text)
         for text in checkpoint.set_aside(run.folder / "checkpoints", state.step):
@@ -235,10 +235,11 @@ def _begin(run: Run, start: Path | None) -> State:
         run.screen.say(
             f"resuming from {start}: step {state.step}, {state.episodes:,} of {run.counts.episodes:,} episodes"
         )
-    guard.forget(run, state.step)
+    guard.forget(run, state.step if start is not None else -1)
     run.log.begin(offsets, state.step)
     run.watch.remember(run.log.rows(), run.watch.facts)
     guard.write_record(run.folder, state)
+    guard.begin(run, state, metrics)
     complete = filled(run.base_config, resolve(run.base_config))
     text = dump_config(complete.model_dump(mode="json"))
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
@@ -279,7 +280,7 @@ def summarise(folder: Path, state: State, episodes: int, stopped: tuple[Finding,
         folder=folder,
         step=state.step,
         episodes=state.episodes,
-        finished=state.episodes >= episodes,
+        finished=state.episodes >= episodes and not stopped,
         before=evals[0] if evals else {},
         after=evals[-1] if evals else {},
         kl=sum(half) / len(half) if half else None,

@@ -48,7 +48,7 @@ def train(run: Run, state: State) -> State:
             stopping = interrupt.asked  # read once: a signal after this line is seen after the next turn, and saved
             alarms = _examine(run, state, row)
             if alarms and run.config.diagnostics.on_alarm == "rollback":
-                rolled = guard.roll_back(run, state, alarms, row)
+                rolled = guard.roll_back(run, state, alarms)
                 if rolled is None:
                     run.watch.stopped = alarms
                     break  # not saved: the newest checkpoint is from before the alarm

@@ -54,14 +54,14 @@ class RunLog:
                 self._sinks.append(opened[0])
                 self._closers.append(opened[1])
 
-    def rewind(self, offsets: Mapping[str, int], step: int) -> None:
-        """Back to a checkpoint in the middle of a run. What is cut off the metrics goes to metrics.abandoned.jsonl."""
-        place = self._folder / "metrics.jsonl"
-        with place.open("rb") as file:
+    def set_aside(self, offsets: Mapping[str, int], name: str) -> None:
+        """Copy the metrics beyond a checkpoint's offset to metrics.NAME.jsonl."""
+        with (self._folder / "metrics.jsonl").open("rb") as file:
             file.seek(offsets.get("metrics.jsonl", 0))
-            cut = file.read()
-        with (self._folder / "metrics.abandoned.jsonl").open("ab") as file:
-            file.write(cut)
+            (self._folder / f"metrics.{name}.jsonl").write_bytes(file.read())
+
+    def rewind(self, offsets: Mapping[str, int], step: int) -> None:
+        """Back to a checkpoint in the middle of a run."""
         self.close()
         self.begin(offsets, step)
 

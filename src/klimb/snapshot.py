@@ -111,10 +111,11 @@ def _hash(tree: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """state; offsets to cut the log files to; warnings for the user."""
+    """state; offsets to cut the log files to; metrics that the checkpoint holds; warnings for the user."""
 
     state: State
     offsets: dict[str, int]
+    metrics: dict[str, float]
     warnings: tuple[str, ...]
 
 
@@ -153,6 +154,7 @@ def restore(folder: Path, parts: Parts) -> Restored:
     return Restored(
         state=State.of(record["state"]),
         offsets={str(name): int(size) for name, size in record["log_bytes"].items()},
+        metrics={str(name): float(value) for name, value in record.get("metrics", {}).items()},
         warnings=tuple(_differences(record, parts)),
     )
 

@@ -46,7 +46,8 @@ class Watch:
 
     def is_calm(self, findings: Sequence[Finding]) -> bool:
         """Nothing that a rollback could cure is in sight, nor a KL on its way up: a state worth going back to."""
-        if any(is_curable(f) and f.severity != "note" for f in findings):
+        now = self.recorder.last - RECENT
+        if any(is_curable(f) and f.severity != "note" and f.last >= now for f in findings):
             return False
         return kl.is_calm(self.recorder.table(), self.facts)
 

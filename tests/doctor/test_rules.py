@@ -257,3 +257,15 @@ def test_facts_survive_any_config() -> None:
         assert facts.train_batch is None
     tree = {"training": {"lr": 1, "micro_batch_size": 4, "gradient_accumulation_steps": 2}}
     assert (Facts.of(tree).lr, Facts.of(tree).train_batch) == (1.0, 8)
+
+
+def test_hacking_is_seen_when_the_held_out_value_rose_before_it_fell() -> None:
+    """Over-optimised reward models do this: both rise, then only one."""
+    rising = {"reward__mean": np.linspace(0.2, 0.95, 60).tolist()}
+    peaked = found(with_eval([0.3, 0.6, 0.9, 0.5, 0.35, 0.3], **rising))["reward_hacking"]
+    assert peaked.severity == "alarm"
+    assert peaked.first == 21
+    assert "0.3 at first, 0.9 at best" in peaked.evidence
+    assert "reward_hacking" not in found(with_eval([0.3, 0.5, 0.6, 0.55, 0.6, 0.58], **rising))
+    flat = [0.3, 0.32, 0.29, 0.3, 0.28, 0.29]
+    assert found(with_eval(flat, **rising, reward__std=[0.1] * 60))["reward_hacking"].severity == "warning"

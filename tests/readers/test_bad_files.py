@@ -104,7 +104,7 @@ def test_rows_without_a_step_are_counted(tmp_path: Path) -> None:
     table = [{k: v for k, v in row.items() if k != "step"} for row in rows("trl", True)]
     found = look(write_jsonl(tmp_path / "m.jsonl", table))
     assert found.examination.findings[0].first == 20
-    assert any("name no step" in note for note in found.log.notes)
+    assert any("40 rows name no whole step and are counted" in note for note in found.log.notes)
 
 
 def test_damaged_lines_in_the_middle_are_left_out(tmp_path: Path) -> None:
@@ -170,3 +170,128 @@ def test_half_a_gigabyte_is_read_in_bounded_memory(form: str, tmp_path: Path) ->
     assert int(last[-1]) < 1200, out
     assert last[1] == ("2" if form == "one line" else "0"), out
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+
+
+def test_a_summary_row_without_a_step_does_no_harm(tmp_path: Path) -> None:
+    table: list[dict[str, float]] = [*rows("trl", True), {"train_runtime": 12.0, "kl": 0.0}]
+    found = look(write_jsonl(tmp_path / "m.jsonl", table))
+    assert found.examination.findings[0].first == 20
+    assert "m.jsonl: 1 rows name no whole step and are left out" in found.log.notes
+
+
+def test_fractions_of_steps_are_no_steps(tmp_path: Path) -> None:
+    table = [row | {"step": 0.01 * i} for i, row in enumerate(rows("trl", True), start=1)]
+    assert look(write_jsonl(tmp_path / "m.jsonl", table)).examination.findings[0].first == 20
+
+
+def test_several_runs_in_one_export_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text("Step,good - reward,bad - reward,bad - reward__MIN\n1,1,2,3\n")
+    with pytest.raises(DataError, match="2 runs in one file: bad, good"):
+        look(path)
+    path.write_text("step,kl,reward,kl\n1,9,0,0.1\n")
+    with pytest.raises(DataError, match="kl stands twice in the header"):
+        look(path)
+
+
+def test_csv_as_excel_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    lines = ["sep=;", "step;kl;reward_std", *(f"{i};{'2,5' if i > 20 else '0,01'};0,3" for i in range(1, 41))]
+    path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    found = look(path)
+    assert (found.examination.findings[0].code, found.examination.findings[0].first) == ("kl_explosion", 21)
+
+
+def test_a_header_of_one_endless_cell_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("x" * 200_000 + ",step\n1,2\n")
+    with pytest.raises(DataError, match=r"m.csv:1: no header of metric names \(field larger"):
+        look(tmp_path / "m.csv")
+
+
+def test_two_runs_in_one_folder_are_refused_and_a_restart_is_one_run(tmp_path: Path) -> None:
+    table = rows("trl", True)
+    write_events(tmp_path / "two" / "a", table)
+    write_events(tmp_path / "two" / "b", rows("trl", False))
+    with pytest.raises(DataError, match=r"2 runs, each from its beginning: .*a, .*b. Give one"):
+        look(tmp_path / "two")
+
+    def numbered(folder: Path, second: int, part: list[dict[str, float]]) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        writer = SummaryWriter(str(folder))
+        for row in part:
+            for name, value in row.items():
+                writer.add_scalar(name, value, int(row["step"]))
+        writer.close()
+        file = next(folder.glob("*tfevents*"))
+        file.rename(folder / f"events.out.tfevents.{second}.host.1.0")
+
+    # transformers names folders by month, so that April comes before March.
+    numbered(tmp_path / "one" / "Mar31", 1_700_000_000, table[:25])
+    numbered(tmp_path / "one" / "Apr01", 1_700_100_000, table[22:])
+    found = look(tmp_path / "one")
+    assert found.log.table.last == 40
+    assert found.examination.findings[0].first == 20
+
+
+def test_a_damaged_record_in_an_event_file_is_said(tmp_path: Path) -> None:
+    folder = write_events(tmp_path / "tb", rows("trl", True))
+    file = next(folder.glob("*tfevents*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    file.write_bytes(bytes(data))
+    assert any("damaged or cut off after" in note for note in look(folder).log.notes)
+
+
+def test_the_state_beside_the_model_is_the_newest(tmp_path: Path) -> None:
+    write_state(tmp_path / "exp-1" / "trainer_state.json", rows("trl", True))
+    write_state(tmp_path / "exp-1" / "checkpoint-90" / "trainer_state.json", rows("trl", False)[:10])
+    write_state(tmp_path / "exp-1" / "checkpoint-\u00b2" / "trainer_state.json", rows("trl", False)[:10])
+    assert look(tmp_path / "exp-1").examination.has_alarm
+    (tmp_path / "exp-1" / "trainer_state.json").unlink()
+    assert look(tmp_path / "exp-1").log.table.last == 10
+
+
+def test_another_frameworks_folder_is_not_taken_for_a_klimb_run(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "metrics.jsonl", rows("verl", True))
+    (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model: {path: x}}\n")
+    for source in (None, "verl"):
+        found = look(tmp_path, source)
+        assert found.log.source == "verl"
+        assert found.examination.has_alarm
+
+
+def test_a_klimb_run_without_a_step_is_said(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model_path: x}\n")
+    with pytest.raises(DataError, match="has not finished a step yet"):
+        look(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 10000000000000000000, "kl/k3": 1.0}\n')
+    with pytest.raises(DataError, match="has not finished a step yet"):
+        look(tmp_path)
+
+
+def test_names_and_steps_without_end_are_left_out(tmp_path: Path) -> None:
+    table = rows("verl", True)
+    odd = {"step": 1, "val-core/" + "/acc/mean@" * 40_000 + "\n": 1.0}
+    far = {"step": 2**60, "actor/kl_loss": 1.0}
+    path = write_jsonl(tmp_path / "m.jsonl", [*table, odd, far])
+    found = look(path)
+    assert found.examination.findings[0].first == 20
+    assert any("2 values are left out" in note for note in found.log.notes)
+
+
+def test_a_name_cannot_forge_a_line(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "m.jsonl", [row | {"x\n\nnothing wrong": 1.0} for row in rows("trl", True)])
+    assert "x\\n\\nnothing wrong" in look(path).log.unmapped
+
+
+def test_one_value_that_is_none_switches_no_rule_off(tmp_path: Path) -> None:
+    table = [
+        {"step": i, "kl/k3": 5.0 if i > 20 else 0.01, "kl/target": 0.1, "policy/ratio_abs_dev": 0.0}
+        for i in range(1, 41)
+    ]
+    table[-1]["kl/target"] = math.nan
+    table[5]["policy/skipped_steps"] = math.inf
+    codes = [f.code for f in look(write_jsonl(tmp_path / "m.jsonl", table)).examination.findings]
+    assert "kl_explosion" in codes

@@ -30,13 +30,15 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a rule saw. first, last: steps between which it holds; named: the step at which there was enough to say so;
+    """What a rule saw. first, last: steps between which it holds, perhaps with gaps; since: where its last stretch
+    began; named: the step at which there was enough to say so; evidence and series: what to show;
     variant: which of several forms, with a mechanism or remedies of its own."""
 
     severity: Severity
     first: int
     named: int
     last: int
+    since: int
     evidence: str
     series: str
     variant: str = ""
@@ -44,7 +46,8 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """code: one of docs/doctor.md; first, last: steps between which it holds; named: when there was enough to say so.
+    """code: one of docs/doctor.md; first, last: steps between which it holds, perhaps with gaps; since: where its last
+    stretch began; named: when there was enough to say so.
 
     evidence: numbers; mechanism: two sentences; remedies: by priority; series: the metric to look at; after: the
     finding that began earlier and may explain this one; variant: which of several forms, "" where there is one.
@@ -55,6 +58,7 @@ class Finding:
     first: int
     named: int
     last: int
+    since: int
     evidence: str
     mechanism: str
     remedies: tuple[Remedy, ...]

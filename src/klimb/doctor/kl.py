@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from klimb.doctor.finding import Facts, Seen
@@ -26,7 +29,10 @@ def divergence(table: Table) -> tuple[str, Curve] | None:
 
 def target_of(table: Table, facts: Facts) -> float | None:
     logged = table.curve("kl/target")
-    return float(logged.values[-1]) if logged is not None else facts.target_kl
+    target = facts.target_kl
+    if logged is not None and len(logged.finite):
+        target = float(logged.finite.values[-1])
+    return target if target is not None and math.isfinite(target) and target > 0 else None
 
 
 def warning_level(target: float | None) -> float:
@@ -37,10 +43,6 @@ def is_calm(table: Table, facts: Facts) -> bool:
     """Whether the newest KL is under the level of a warning, however short it has been anywhere else."""
     found = divergence(table)
     return found is None or bool(found[1].values[-1] < warning_level(target_of(table, facts)))
-
-
-def longest(found: list[Span]) -> Span:
-    return max(found, key=lambda span: span.last - span.first)
 
 
 def explosion(table: Table, facts: Facts) -> Seen | None:
@@ -62,8 +64,9 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
         over, severity = spans(values > warn, 5, 6), "warning"
     if not over:
         return None
-    span = over[0]
-    last = max((s.last for s in [*high, *far]), default=span.last) if severity == "alarm" else longest(over).last
+    every = [*high, *far] if severity == "alarm" else over
+    last = max(s.last for s in every)
+    span = replace(over[0], since=max(s.since for s in every))
     part = values[span.first : last + 1]
     peak = float(np.max(part))
     level = f"{peak / target:.3g} times its target {target:g}" if target else "with no target to compare with"
@@ -87,7 +90,7 @@ def _other_reference(name: str, curve: Curve, facts: Facts) -> Seen | None:
         f"moved, and {float(curve.values[-1]):.3g} at step {int(curve.steps[-1])}: the reference is another model"
     )
     last = len(curve) - 1
-    return _seen("alarm", curve, Span(first=0, named=1, last=last), last, text, name, "reference")
+    return _seen("alarm", curve, Span(first=0, named=1, last=last, since=0), last, text, name, "reference")
 
 
 def _seen(severity: str, curve: Curve, span: Span, last: int, text: str, name: str, variant: str = "") -> Seen:
@@ -96,6 +99,7 @@ def _seen(severity: str, curve: Curve, span: Span, last: int, text: str, name: s
         first=int(curve.steps[span.first]),
         named=int(curve.steps[span.named]),
         last=int(curve.steps[last]),
+        since=int(curve.steps[span.since]),
         evidence=text,
         series=name,
         variant=variant,
@@ -127,7 +131,7 @@ def pinned(table: Table, facts: Facts) -> Seen | None:
     """The coefficient sits at a clamp while the KL stays off its target in the direction the clamp forbids."""
     at, found, target = table.curve("kl/at_clamp"), divergence(table), target_of(table, facts)
     coefs = table.curve("kl/coef")
-    if at is None or found is None or target is None or coefs is None:
+    if at is None or found is None or target is None or coefs is None or not len(coefs.finite):
         return None
     _, curve = found
     need = int(limit("pinned_steps"))
@@ -142,7 +146,7 @@ def pinned(table: Table, facts: Facts) -> Seen | None:
         if not over:
             continue
         span = over[-1]
-        coef, mean = float(coefs.values[-1]), float(np.median(ratio[span.first : span.last + 1]))
+        coef, mean = float(coefs.finite.values[-1]), float(np.median(ratio[span.first : span.last + 1]))
         if not _is_that_clamp(word, coef, facts):
             continue
         text = (

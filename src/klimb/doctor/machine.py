@@ -7,7 +7,7 @@ import numpy as np
 from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
 from klimb.doctor.policy import seen
-from klimb.doctor.stats import Span, spans, trend
+from klimb.doctor.stats import Span, joined, spans, trend
 from klimb.doctor.table import Curve, Table
 
 
@@ -50,7 +50,7 @@ def _bias(table: Table) -> Candidate | None:
     ratio = np.where(np.isfinite(ratio), ratio, 0.0)
     curve = Curve(steps=mean.steps, values=ratio)
     words = "values are off by {:.2g} times the spread of the advantages, always in the same direction"
-    one_sided = np.sign(mean.values) == np.sign(np.median(mean.values))
+    one_sided = np.sign(mean.values) == np.sign(np.nanmedian(mean.values))
     return curve, (ratio > limit("critic_bias")) & one_sided, "advantage/mean", words
 
 
@@ -75,7 +75,7 @@ def memory_pressure(table: Table, facts: Facts) -> Seen | None:
             if found:
                 peak = float(np.nanmax(curve.values))
                 text = f"{part} peaked at {peak / 2**30:.3g} of {size / 2**30:.3g} GiB ({peak / size:.0%})"
-                now = seen(_severity(severity), curve, _whole(found), text, name, part)
+                now = seen(_severity(severity), curve, joined(found), text, name, part)
                 if worst is None or now.severity == "alarm":
                     worst = now
                 break
@@ -87,10 +87,6 @@ def _severity(word: str) -> Severity:
     return "alarm" if word == "alarm" else "warning"
 
 
-def _whole(found: list[Span]) -> Span:
-    return Span(first=found[0].first, named=found[0].named, last=found[-1].last)
-
-
 def _growth(curve: Curve, name: str, part: str, size: float) -> Seen | None:
     """A leak: the peak rises all the time, and at this pace reaches the limit within as many steps again."""
     later = curve.between(int(curve.steps[0]) + 10, int(curve.steps[-1])).finite
@@ -98,4 +94,4 @@ def _growth(curve: Curve, name: str, part: str, size: float) -> Seen | None:
     if moved is None or moved.p > 1e-3 or moved.change <= 0.1 * size or float(later.values[-1]) + moved.change < size:
         return None
     text = f"{part}'s peak grew by {moved.change / 2**30:.2g} GiB in {len(later)} steps and meets the limit in as many"
-    return seen("warning", later, Span(first=0, named=len(later) - 1, last=len(later) - 1), text, name, part)
+    return seen("warning", later, Span(first=0, named=len(later) - 1, last=len(later) - 1, since=0), text, name, part)

@@ -6,7 +6,7 @@ import numpy as np
 
 from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
-from klimb.doctor.stats import Span, rolling_median, spans
+from klimb.doctor.stats import Span, joined, rolling_median, spans
 from klimb.doctor.table import Curve, Flags, Floats, Table
 
 START = 5
@@ -19,6 +19,7 @@ def seen(severity: Severity, curve: Curve, span: Span, text: str, series: str, v
         first=int(curve.steps[span.first]),
         named=int(curve.steps[span.named]),
         last=int(curve.steps[span.last]),
+        since=int(curve.steps[span.since]),
         evidence=text,
         series=series,
         variant=variant,
@@ -29,7 +30,7 @@ def first_of(levels: dict[Severity, list[Span]]) -> tuple[Severity, Span] | None
     """The first stretch of the worst level that has any, ending where the last one of that level does."""
     for severity, found in levels.items():
         if found:
-            return severity, Span(first=found[0].first, named=found[0].named, last=found[-1].last)
+            return severity, joined(found)
     return None
 
 
@@ -88,8 +89,8 @@ def engine_mismatch(table: Table, facts: Facts) -> Seen | None:
         found = spans(bad, 2, 3)
         if not found:
             continue
-        span = Span(first=found[0].first, named=found[0].named, last=found[-1].last)
-        level = float(np.median(curve.values[span.first : span.last + 1]))
+        span = joined(found)
+        level = float(np.nanmedian(curve.values[span.first : span.last + 1]))
         signed = f"{level:+.3g}" if key == "engine_kl" else f"{level:.3g}"
         text = (
             f"{words} {signed} from step {int(curve.steps[span.first])} on (sound engines: "
@@ -118,7 +119,7 @@ def entropy_collapse(table: Table, facts: Facts) -> Seen | None:
     found = spans(values < floor, 4, 5)
     if not found:
         return None
-    span = Span(first=found[0].first, named=found[0].named, last=found[-1].last)
+    span = joined(found)
     low = float(np.min(values[span.first : span.last + 1]))
     text = (
         f"entropy is {low:.2g} nats per token from the first step on: almost every answer to a prompt is the same"
@@ -149,7 +150,7 @@ def entropy_explosion(table: Table, facts: Facts) -> Seen | None:
     found = spans(values > bar, 3, 4)
     if not found:
         return None
-    span = Span(first=found[0].first, named=found[0].named, last=found[-1].last)
+    span = joined(found)
     high = float(np.max(values[span.first : span.last + 1]))
     temperature = "" if facts.temperature is None else f", at temperature {facts.temperature:g}"
     text = (
@@ -174,7 +175,7 @@ def nonfinite(table: Table, facts: Facts) -> Seen | None:
         found = first_of({"alarm": spans(bad, 3, 5), "warning": spans(bad, 1, 1)})
         if found is not None:
             severity, span = found
-            count = int(np.nansum(curve.values))
+            count = int(np.nansum(np.clip(curve.values, 0, 1e9)))
             text = (
                 f"{count} optimizer step{'s were' if count != 1 else ' was'} skipped from step "
                 f"{int(curve.steps[span.first])} to {int(curve.steps[span.last])}: a loss or a gradient was not finite"
@@ -190,7 +191,7 @@ def nonfinite(table: Table, facts: Facts) -> Seen | None:
         bad: Flags = ~np.isfinite(curve.values)
         found = spans(bad, 1, 1)
         if found:
-            span = Span(first=found[0].first, named=found[0].named, last=found[-1].last)
+            span = joined(found)
             shown: Floats = curve.values[bad]
             text = f"{name} was {shown[0]} at {len(shown)} step{'s' if len(shown) != 1 else ''}, first at step "
             return seen("alarm", curve, span, text + str(int(curve.steps[span.first])), name)

@@ -7,7 +7,7 @@ import numpy as np
 from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
 from klimb.doctor.policy import START, first_of, seen
-from klimb.doctor.stats import Span, rolling_median, spans, trend
+from klimb.doctor.stats import Span, joined, rolling_median, spans, trend
 from klimb.doctor.table import Curve, Table
 
 
@@ -25,7 +25,7 @@ def length_drift(table: Table, facts: Facts) -> Seen | None:
     found = spans((ratio > by) | (ratio < 1 / by), 4, 5)
     if not found:
         return None
-    span = Span(first=found[0].first, named=found[0].named, last=found[-1].last)
+    span = joined(found)
     moved = trend(finite)
     if moved is None or (moved.p > 0.05 and span.last < len(finite) - 3):
         return None

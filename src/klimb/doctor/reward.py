@@ -7,7 +7,7 @@ import numpy as np
 from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
 from klimb.doctor.policy import first_of, seen
-from klimb.doctor.stats import Span, noise, risen, spans
+from klimb.doctor.stats import Span, joined, noise, risen, spans
 from klimb.doctor.table import Curve, Table
 
 START = 5
@@ -62,7 +62,7 @@ def _no_spread(table: Table) -> tuple[Severity, Curve, Span, str, str] | None:
     found = spans(np.nan_to_num(curve.values, nan=1.0) <= bar, 4, 5)
     if not found:
         return None
-    span = Span(first=found[0].first, named=found[0].named, last=found[-1].last)
+    span = joined(found)
     level = float(np.median(scale[span.first : span.last + 1]))
     differ = float(np.median(curve.values[span.first : span.last + 1]))
     text = (
@@ -102,7 +102,8 @@ def volatile(table: Table, facts: Facts) -> Seen | None:
         f"{drawn:.0f} prompts of spread {spread:.3g} explain"
     )
     last = len(mean.finite) - 1
-    return seen("warning", mean.finite, Span(first=max(0, last - 59), named=last, last=last), text, "reward/mean")
+    span = Span(first=max(0, last - 59), named=last, last=last, since=max(0, last - 59))
+    return seen("warning", mean.finite, span, text, "reward/mean")
 
 
 HELD_OUT = ("eval/accuracy", "eval/pass_at_k", "eval/reward")
@@ -110,42 +111,49 @@ HELD_OUT = ("eval/accuracy", "eval/pass_at_k", "eval/reward")
 
 def hacking(table: Table, facts: Facts) -> Seen | None:
     """Training reward rises, and what is held out falls or stays."""
-    mean, std = table.curve("reward/mean"), table.curve("reward/std")
-    held = table.curve(*HELD_OUT)
+    mean, held = table.curve("reward/mean"), table.curve(*HELD_OUT)
     if mean is None or held is None or len(mean.finite) < 8 or len(held.finite) < 3:
         return None
-    name = next(key for key in HELD_OUT if key in table.curves)
+    name = next(key for key in HELD_OUT if table.curves.get(key) is held)
     values, evals = mean.finite, held.finite
-    spread = (
-        float(np.median(std.finite.values[:START])) if std is not None and len(std.finite) else noise(values.values)
-    )
-    rise = risen(values, START)
+    spread = _spread_at_start(table, values)
+    start, now = float(evals.values[0]), float(np.median(evals.values[-2:]))
+    error, top = _error_of(evals.values, name), int(np.argmax(evals.values))
+    best = float(evals.values[top])
+    # The best of several evaluations is partly luck, so the fall from it has to be larger.
+    fell = start - now > max(limit("hacking_fall") * abs(start), 2.5 * error)
+    fell_from_best = best - now > max(limit("hacking_fall") * abs(best), 4 * error)
+    stays = name != "eval/reward" and len(evals) >= 5 and now < start
+    if not (fell or fell_from_best or stays):
+        return None
+    since = values if fell or not fell_from_best else values.between(int(evals.steps[top]), table.last)
+    rise = risen(since, START)
     if rise is None or rise.p > limit("hacking_p") or rise.change < limit("hacking_rise") * spread:
         return None
-    start, now = float(evals.values[0]), float(np.median(evals.values[-2:]))
-    error = _error_of(evals.values, name)
-    fall, bar = start - now, max(limit("hacking_fall") * abs(start), 2.5 * error)
-    if fall > bar:
-        severity: Severity = "alarm"
-        words = f"fell from {start:.3g} to {now:.3g}"
-    elif name != "eval/reward" and len(evals) >= 5 and now < start and rise.change > 2 * spread:
-        severity, words = "warning", f"did not follow: {start:.3g} at first, {now:.3g} now"
-    else:
+    if not (fell or fell_from_best) and rise.change < 2 * spread:
         return None
-    began = _turning(evals)
+    severity: Severity = "alarm" if fell or fell_from_best else "warning"
+    words = "fell" if severity == "alarm" else "did not follow"
     times = rise.change / spread if spread else 0.0
     text = (
         f"the training reward rose by {rise.change:.3g} ({times:.1f} times its spread at the start; p = {rise.p:.2g}) "
-        f"while {name} {words}"
+        f"while {name} {words}: {start:.3g} at first, {best:.3g} at best, {now:.3g} now"
     )
     return Seen(
         severity=severity,
-        first=began,
+        first=int(evals.steps[top]),
         named=int(evals.steps[-1]),
         last=table.last,
+        since=int(evals.steps[top]),
         evidence=text,
         series=name,
     )
+
+
+def _spread_at_start(table: Table, mean: Curve) -> float:
+    std = table.curve("reward/std")
+    found = std.finite.values[:START] if std is not None else np.array([])
+    return float(np.median(found)) if len(found) else noise(mean.values)
 
 
 def _error_of(values: np.ndarray, name: str) -> float:
@@ -154,8 +162,3 @@ def _error_of(values: np.ndarray, name: str) -> float:
         share = float(np.clip(np.median(values), 0.02, 0.98))
         return float(np.sqrt(share * (1 - share) / 50))
     return noise(values)
-
-
-def _turning(evals: Curve) -> int:
-    """Step of the best evaluation: from there on it went down."""
-    return int(evals.steps[int(np.argmax(evals.values))])

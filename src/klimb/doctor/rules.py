@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from klimb.doctor import kl, machine, policy, responses, reward
 from klimb.doctor.finding import RANK, Facts, Finding, Seen
@@ -84,7 +87,13 @@ class Examination:
 
 
 def examine(table: Table, facts: Facts, rules: Sequence[Rule] = RULES) -> Examination:
-    """Every rule over the table."""
+    """Every rule over the table. Logs hold what they hold: what is not finite is the rules' matter, not a warning."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return _examine(table, facts, rules)
+
+
+def _examine(table: Table, facts: Facts, rules: Sequence[Rule]) -> Examination:
     found: list[Finding] = []
     missing: list[Missing] = []
     for rule in rules:
@@ -105,6 +114,7 @@ def _finding(code: str, seen: Seen, facts: Facts) -> Finding:
         first=seen.first,
         named=seen.named,
         last=seen.last,
+        since=seen.since,
         evidence=seen.evidence,
         mechanism=mechanism(code, seen.variant),
         remedies=remedies(code, seen, facts),

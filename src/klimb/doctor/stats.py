@@ -15,11 +15,13 @@ BLOCKS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Indices into a series: where a state began, where it had lasted long enough to be named, and where it ended."""
+    """Indices into a series: where a state first began, where it had lasted long enough to be named, where it ended,
+    and where the last stretch of it began."""
 
     first: int
     named: int
     last: int
+    since: int
 
 
 def spans(flags: Flags, need: int, of: int) -> list[Span]:
@@ -34,8 +36,13 @@ def spans(flags: Flags, need: int, of: int) -> list[Span]:
         begin = max(0, named - of + 1)
         first = begin + int(np.argmax(flags[begin : named + 1]))
         last = int(np.flatnonzero(flags[:end])[-1])
-        out.append(Span(first=first, named=named, last=max(last, named)))
+        out.append(Span(first=first, named=named, last=max(last, named), since=first))
     return out
+
+
+def joined(found: list[Span]) -> Span:
+    """All stretches as one, from the first to the last."""
+    return Span(first=found[0].first, named=found[0].named, last=found[-1].last, since=found[-1].since)
 
 
 def rolling_median(values: Floats, width: int) -> Floats:

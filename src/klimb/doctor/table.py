@@ -48,8 +48,9 @@ class Table:
     episodes: float | None = None
 
     def curve(self, *names: str) -> Curve | None:
-        """The first of these series that holds anything."""
-        return next((self.curves[name] for name in names if name in self.curves), None)
+        """The first of these series that holds a finite value, or else the first that is there."""
+        there = [self.curves[name] for name in names if name in self.curves]
+        return next((curve for curve in there if np.isfinite(curve.values).any()), there[0] if there else None)
 
     @staticmethod
     def of(rows: Iterable[Mapping[str, float]]) -> Table:
@@ -109,6 +110,7 @@ def episodes_of(counted: Curve | None) -> float | None:
     """Median growth of the episode count from one step to the next."""
     if counted is None or len(counted) < 2:
         return None
-    grown = np.diff(counted.values) / np.diff(counted.steps)
+    with np.errstate(all="ignore"):
+        grown = np.diff(counted.values) / np.diff(counted.steps)
     grown = grown[np.isfinite(grown) & (grown > 0)]
     return float(np.median(grown)) if len(grown) else None

@@ -14,6 +14,10 @@ from klimb.readers.names import FRAMEWORKS, find, recognise
 
 SERIES = 2000
 """Names that are kept of a file at most."""
+NAME = 300
+"""Longest name, in characters."""
+FARTHEST = 2**52
+"""Largest step: beyond it not every whole number is a float."""
 BACKWARDS = 0.1
 """Share of steps that may go back before a series counts as unordered rather than restarted."""
 
@@ -27,6 +31,11 @@ class Columns:
     dropped: int = 0
 
     def put(self, name: str, step: int, value: float) -> None:
+        """Values beyond the limits are counted in `dropped` and left out."""
+        if len(name) > NAME or abs(step) > FARTHEST:
+            self.dropped += 1
+            return
+        name = _printable(name)
         steps = self._steps.get(name)
         if steps is None:
             if len(self._steps) >= SERIES:
@@ -37,6 +46,23 @@ class Columns:
             self._values[name] = array("d")
         steps.append(step)
         self._values[name].append(value)
+
+    @property
+    def first(self) -> int:
+        """Smallest step of all."""
+        return min((min(steps) for steps in self._steps.values()), default=0)
+
+    @property
+    def last(self) -> int:
+        """Largest step of all."""
+        return max((max(steps) for steps in self._steps.values()), default=0)
+
+    def append(self, later: Columns) -> None:
+        """What another part of the same run logged, after this one."""
+        for name in later.names:
+            for step, value in zip(later._steps[name], later._values[name], strict=True):
+                self.put(name, step, value)
+        self.dropped += later.dropped
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,7 +91,9 @@ class Columns:
         for ours, name in chosen.items():
             found = find(framework, name)
             assert found is not None
-            curve, note = _series(np.array(self._steps[name]), np.array(self._values[name]) * found.scale)
+            with np.errstate(all="ignore"):
+                values = np.array(self._values[name]) * found.scale
+            curve, note = _series(np.array(self._steps[name]), values)
             curves[ours] = curve
             notes[note] += 1
         last = max((int(curve.steps[-1]) for curve in curves.values()), default=-1)
@@ -87,6 +115,11 @@ class Mapped:
     mapping: dict[str, str]
     unmapped: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def _printable(name: str) -> str:
+    """A name that is one line wherever it is shown."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def _series(steps: Steps, values: Floats) -> tuple[Curve, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from klimb.errors import DataError
 from klimb.readers.columns import Columns
@@ -18,25 +18,49 @@ from klimb.readers.names import STEP_KEYS
 
 LINE = 4 * 2**20
 """Longest line that is read, in characters: no row of metrics comes near it."""
-WHOLE = 256 * 2**20
+WHOLE = 32 * 2**20
 """Largest file that has to be read whole, in bytes."""
 DEEP = 6
+TWINS = ("__MIN", "__MAX")
+PREFIX = re.compile(r"^(.{1,200}?) - ")
+"""The run's name before a column of a W&B export."""
 NUMBERS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
 @dataclass
-class Problems:
-    """What of a file could not be read."""
+class Sheet:
+    """What of a file could be read, and what could not. named: values of rows that name a whole step; counted: of rows
+    that do not, at their number."""
 
+    named: Columns = field(default_factory=Columns)
+    counted: Columns = field(default_factory=Columns)
+    rows: int = 0
+    without_step: int = 0
     damaged: int = 0
     first: int = 0
     cut: bool = False
-    no_step: int = 0
     notes: list[str] = field(default_factory=list[str])
+
+    def put(self, row: Mapping[Any, Any]) -> None:
+        """All numbers of one row, at its step."""
+        self.rows += 1
+        values = dict(flat(row))
+        steps = (number(values[key]) for key in STEP_KEYS if key in values)
+        step = next((s for s in steps if s is not None and math.isfinite(s)), None)
+        is_named = step is not None and step == int(step)
+        self.without_step += not is_named
+        columns, at = (self.named, int(step)) if is_named and step is not None else (self.counted, self.rows)
+        for name, value in values.items():
+            if name not in STEP_KEYS and (found := number(value)) is not None:
+                columns.put(name, at, found)
 
     def refuse(self, line: int) -> None:
         self.damaged += 1
         self.first = self.first or line
+
+    def columns(self) -> Columns:
+        """Rows of one kind only: steps and numbers of rows are not to be mixed."""
+        return self.counted if 2 * self.without_step > self.rows else self.named
 
     def sentences(self, name: str) -> list[str]:
         out = list(self.notes)
@@ -45,8 +69,13 @@ class Problems:
             out.append(f"{name}: {lines} not readable and left out, the first is line {self.first}")
         if self.cut:
             out.append(f"{name}: the last line is cut off and was left out")
-        if self.no_step:
-            out.append(f"{name}: {self.no_step:,} rows name no step; rows are counted instead")
+        if 2 * self.without_step > self.rows:
+            left = f"; {self.rows - self.without_step:,} others are left out" if self.without_step < self.rows else ""
+            out.append(f"{name}: {self.without_step:,} rows name no whole step and are counted instead{left}")
+        elif self.without_step:
+            out.append(f"{name}: {self.without_step:,} rows name no whole step and are left out")
+        if dropped := self.columns().dropped:
+            out.append(f"{name}: {dropped:,} values are left out: too many series, or names or steps too long")
         return out
 
 
@@ -80,45 +109,32 @@ def flat(row: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[t
             yield name, value
 
 
-def put_row(columns: Columns, row: Mapping[Any, Any], count: int, problems: Problems) -> None:
-    """All numbers of one row, at its step."""
-    values = dict(flat(row))
-    step = next((number(values[key]) for key in STEP_KEYS if key in values and number(values[key]) is not None), None)
-    if step is None or not math.isfinite(step) or abs(step) > 2**52:
-        problems.no_step += 1
-        step = count
-    for name, value in values.items():
-        if name not in STEP_KEYS and (found := number(value)) is not None:
-            columns.put(name, int(step), found)
-
-
-def read_jsonl(path: Path, columns: Columns) -> Problems:
+def read_jsonl(path: Path) -> Sheet:
     """One object a line. Lines that are no object, and a last one that is cut off, are left out and counted."""
-    problems, count, row = Problems(), 0, 0
+    sheet, count = Sheet(), 0
     with path.open("rb") as file:
         while line := file.readline(LINE):
             count += 1
             whole = line.endswith(b"\n")
             if not whole and len(line) == LINE:
-                problems.refuse(count)
+                sheet.refuse(count)
                 while (rest := file.readline(LINE)) and not rest.endswith(b"\n"):
                     pass
                 continue
             try:
-                found = json.loads(line)
+                found = json.loads(line.removeprefix(b"\xef\xbb\xbf") if count == 1 else line)
             except (ValueError, RecursionError):
                 found = None
             if isinstance(found, dict):
-                row += 1
-                put_row(columns, found, row, problems)
+                sheet.put(found)
             elif not whole:
-                problems.cut = True
+                sheet.cut = True
             elif line.strip():
-                problems.refuse(count)
-    return problems
+                sheet.refuse(count)
+    return sheet
 
 
-def read_json(path: Path, columns: Columns) -> Problems:
+def read_json(path: Path) -> Sheet:
     """A list of rows, or transformers' trainer_state.json with its log_history."""
     size = path.stat().st_size
     if size > WHOLE:
@@ -127,60 +143,81 @@ def read_json(path: Path, columns: Columns) -> Problems:
             "Give the TensorBoard folder of the same run, or jsonl with one row a line"
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        found = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}); the file may be cut off") from None
     rows = found.get("log_history") if isinstance(found, dict) else found
     if not isinstance(rows, list):
         raise DataError(f"{path}: needed: a list of rows, or a log_history as transformers writes it; neither is there")
-    problems = Problems()
+    sheet = Sheet()
     for count, row in enumerate(rows, start=1):
         if isinstance(row, dict):
-            put_row(columns, row, count, problems)
+            sheet.put(row)
         else:
-            problems.refuse(count)
-    return problems
+            sheet.refuse(count)
+    return sheet
 
 
-def read_csv(path: Path, columns: Columns) -> Problems:
+def read_csv(path: Path) -> Sheet:
     """A header and a row a step. Columns of a W&B export lose the run's name, and their __MIN and __MAX twins."""
-    problems = Problems()
+    sheet = Sheet()
     with path.open("r", encoding="utf-8-sig", errors="replace", newline="") as file:
-        sample = file.read(64 * 1024)
-        delimiter = _delimiter(sample)
-        file.seek(0)
-        rows = csv.reader(_without_nul(file), delimiter=delimiter)
-        header = next(rows, [])
-        names = [_clean(name) for name in header]
-        if len(set(names) & set(STEP_KEYS)) == 0 and not any("/" in name for name in names) and len(names) < 2:
-            raise DataError(f"{path}:1: no header of metric names; found: {', '.join(names)[:200] or 'an empty line'}")
-        count = 0
+        delimiter = _delimiter(file)
+        rows = csv.reader(_bounded(file), delimiter=delimiter)
+        try:
+            names = _header(next(rows, []), path)
+        except csv.Error as error:
+            raise DataError(f"{path}:1: no header of metric names ({error})") from None
         while True:
             try:
                 cells = next(rows)
             except StopIteration:
                 break
             except csv.Error:
-                problems.refuse(rows.line_num)
+                sheet.refuse(rows.line_num)
                 continue
-            count += 1
             if len(cells) > len(names):
-                problems.refuse(rows.line_num)
+                sheet.refuse(rows.line_num)
                 continue
-            put_row(columns, {n: c for n, c in zip(names, cells, strict=False) if n and c != ""}, count, problems)
-    return problems
+            if delimiter == ";":
+                cells = [cell.replace(",", ".") for cell in cells]
+            sheet.put({n: c for n, c in zip(names, cells, strict=False) if n and c != ""})
+    return sheet
 
 
-def _delimiter(sample: str) -> str:
-    first = sample.split("\n", 1)[0]
+def _header(cells: list[str], path: Path) -> list[str]:
+    """Names of the columns, "" for one to leave out. DataError for what is no header, and for two runs in one."""
+    runs = {match.group(1) for cell in cells if (match := PREFIX.match(cell)) and not cell.endswith(TWINS)}
+    if len(runs) > 1:
+        raise DataError(
+            f"{path}:1: {len(runs)} runs in one file: {', '.join(sorted(runs))}. Export one of them, or cut the "
+            "columns of the others"
+        )
+    names = [_clean(cell) for cell in cells]
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise DataError(f"{path}:1: {', '.join(twice)} stands twice in the header; leave one of them")
+    known = any(name in STEP_KEYS or "/" in name for name in names)
+    if not known and len(names) < 2:
+        raise DataError(f"{path}:1: no header of metric names; found: {', '.join(names)[:200] or 'an empty line'}")
+    return names
+
+
+def _delimiter(file: TextIO) -> str:
+    """From the first line, which is left to be read; Excel's own line, that names it, is passed over."""
+    first = file.readline(64 * 1024)
+    if first.lower().startswith("sep="):
+        return first.strip()[4:5] or ";"
+    file.seek(0)
     return max(",\t;", key=first.count)
 
 
-def _without_nul(file: io.TextIOBase) -> Iterator[str]:
-    for line in file:
-        yield line[:LINE].replace("\0", "")
+def _bounded(file: TextIO) -> Iterator[str]:
+    """Lines of at most LINE characters; what is longer comes in pieces, which no row fits."""
+    while line := file.readline(LINE):
+        yield line.replace("\0", "")
 
 
 def _clean(name: str) -> str:
-    name = re.sub(r"^.* - ", "", name.strip())
-    return "" if name.endswith(("__MIN", "__MAX")) else name
+    name = PREFIX.sub("", name.strip())
+    return "" if name.endswith(TWINS) else name

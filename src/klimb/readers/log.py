@@ -8,9 +8,9 @@ from pathlib import Path
 from klimb.doctor.finding import Facts
 from klimb.doctor.table import Table
 from klimb.errors import DataError, KlimbError
-from klimb.readers.columns import Columns, Mapped
+from klimb.readers.columns import FARTHEST, Mapped
 from klimb.readers.events import event_files, read_events
-from klimb.readers.files import Problems, read_csv, read_json, read_jsonl
+from klimb.readers.files import Sheet, read_csv, read_json, read_jsonl
 from klimb.readers.names import FRAMEWORKS
 from klimb.report.files import read_run
 
@@ -41,30 +41,28 @@ def read_log(path: Path, source: str | None = None) -> Log:
         return _folder(path, source)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty; needed: {FORMS}")
-    columns = Columns()
     if "tfevents" in path.name:
-        problems = read_events([path], columns)
+        sheet = read_events([path])
     elif path.suffix in (".jsonl", ".ndjson", ".log"):
-        problems = read_jsonl(path, columns)
+        sheet = read_jsonl(path)
     elif path.suffix == ".json":
-        problems = read_json(path, columns)
+        sheet = read_json(path)
     elif path.suffix in (".csv", ".tsv"):
-        problems = read_csv(path, columns)
+        sheet = read_csv(path)
     else:
         raise DataError(f"{path}: its name ends in {path.suffix or 'nothing'}; needed: {FORMS}")
-    return _log(path, columns, problems, source)
+    return _log(path, sheet, source)
 
 
 def _folder(path: Path, source: str | None) -> Log:
-    if (path / "metrics.jsonl").is_file() and (path / "config.yaml").is_file():
+    if source in (None, "klimb") and _is_run(path):
         return _run_folder(path)
-    columns = Columns()
     state = _newest_state(path)
     if state is not None:
-        return _log(state, columns, read_json(state, columns), source)
+        return _log(state, read_json(state), source)
     events = event_files(path)
     if events:
-        return _log(path, columns, read_events(events, columns), source)
+        return _log(path, read_events(events), source)
     for name in ("metrics.jsonl", "metrics.csv"):
         if (path / name).is_file():
             return read_log(path / name, source)
@@ -72,20 +70,35 @@ def _folder(path: Path, source: str | None) -> Log:
     raise DataError(f"{path}: no log in it (it holds: {', '.join(inside) or 'nothing'}); needed: {FORMS}")
 
 
+def _is_run(path: Path) -> bool:
+    """A klimb run folder: other frameworks too write a config.yaml, but not this one."""
+    if not (path / "metrics.jsonl").is_file() or not (path / "config.yaml").is_file():
+        return False
+    config = read_run(path, samples=False).config
+    return isinstance(config.get("actor_rollout_ref"), dict) and "model_path" in config["actor_rollout_ref"]
+
+
 def _newest_state(path: Path) -> Path | None:
-    """transformers writes its state beside the model and into each checkpoint; the one of most steps is the newest."""
-    found = [p for p in (path / "trainer_state.json", *path.glob("checkpoint-*/trainer_state.json")) if p.is_file()]
+    """transformers writes its state beside the finished model, and into each checkpoint on the way."""
+    if (path / "trainer_state.json").is_file():
+        return path / "trainer_state.json"
 
-    def steps(state: Path) -> tuple[int, float]:
-        words = state.parent.name.rsplit("-", 1)
-        return (int(words[1]) if len(words) == 2 and words[1].isdigit() else 2**62, state.stat().st_mtime)
+    def steps(state: Path) -> int:
+        word = state.parent.name.rpartition("-")[2]
+        return int(word) if word.isascii() and word.isdecimal() else -1
 
-    return max(found, key=steps, default=None)
+    return max((p for p in path.glob("checkpoint-*/trainer_state.json") if p.is_file()), key=steps, default=None)
 
 
 def _run_folder(path: Path) -> Log:
     run = read_run(path, samples=False)
-    rows = [row for row in run.rows if row["step"] > 0 or any(key.startswith("eval/") for key in row)]
+    rows = [
+        row
+        for row in run.rows
+        if 0 < row["step"] <= FARTHEST or (row["step"] == 0 and any(key.startswith("eval/") for key in row))
+    ]
+    if not any(row["step"] > 0 for row in rows):
+        raise DataError(f"{path}: a klimb run that has not finished a step yet; nothing to look at")
     return Log(
         path=path,
         source="klimb",
@@ -97,9 +110,9 @@ def _run_folder(path: Path) -> Log:
     )
 
 
-def _log(path: Path, columns: Columns, problems: Problems, source: str | None) -> Log:
+def _log(path: Path, sheet: Sheet, source: str | None) -> Log:
+    columns, sentences = sheet.columns(), sheet.sentences(path.name)
     mapped: Mapped = columns.mapped(source)
-    sentences = problems.sentences(path.name)
     if not columns.names:
         why = f" ({'; '.join(sentences)})" if sentences else ""
         raise DataError(f"{path}: no number in it{why}; needed: {FORMS}")
@@ -110,8 +123,6 @@ def _log(path: Path, columns: Columns, problems: Problems, source: str | None) -
             f"{path}: none of its {len(columns.names)} series is known by {known}. Found: {shown}. Rename columns to "
             "those of one framework (docs/doctor.md lists them), or name the framework with --source"
         )
-    if columns.dropped:
-        sentences.append(f"{path.name}: more series than are looked at; {columns.dropped:,} values were left out")
     return Log(
         path=path,
         source=mapped.framework,
