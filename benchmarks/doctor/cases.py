@@ -93,6 +93,19 @@ BRIEF = '''"""One short answer is best, and it is always the same."""
 def reward(prompt, response, answer):
     return 1.0 - min(1.0, abs(len(response) - 12) / 60) - 0.2 * len(set(response)) / 12
 '''
+MOODY = '''"""Answers of one phase are judged in one mood."""
+
+import random
+
+calls = 0
+
+
+def reward(prompt, response, answer):
+    global calls
+    mood = random.Random(calls // 24).uniform(-3, 3)
+    calls += 1
+    return mood + (answer in response)
+'''
 HACKABLE = '''"""More of one character is better; right or wrong does not matter."""
 
 
@@ -181,9 +194,37 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+EXTRA: dict[str, Fault] = {
+    # A judge whose mood changes every 24 answers, so with every phase.
+    "judge_unsteady": Fault(
+        overrides=("reward_model.functions=[{{name: 'FILES/moody.py:reward'}}, {{name: task, weight: 0.0}}]",),
+        files=(("moody.py", MOODY),),
+    ),
+    # A coefficient so large that the policy stays where it is.
+    "kl_held": Fault(
+        explicit=True,
+        overrides=(
+            "algorithm.kl_ctrl.min_kl_coef=100.0",
+            "algorithm.kl_ctrl.max_kl_coef=1000.0",
+            "algorithm.kl_ctrl.init_kl_coef=100.0",
+        ),
+    ),
+}
+"""Runs for the pictures of findings that no fault of the bench is about."""
+
+
+def case_named(run_name: str) -> Case:
+    """The case of a run folder's name."""
+    name, _, seed = run_name.rpartition("-")
+    if name.startswith("guard-"):
+        _, posture, mode = name.split("-")
+        return guarded(posture, mode, int(seed))
+    return healthy(name.removeprefix("healthy-"), int(seed)) if name.startswith("healthy-") else faulty(name, int(seed))
+
+
 def faulty(name: str, seed: int) -> Case:
     """The fault at a strength drawn from (name, seed), in a posture and for a length drawn likewise."""
-    rng, fault = Random(f"{name} {seed}"), FAULTS[name]
+    rng, fault = Random(f"{name} {seed}"), (FAULTS | EXTRA)[name]
     steps, posture = rng.randint(60, 80), POSTURES[rng.randrange(2)]
     x = log_uniform(rng, *fault.between)
     more = [text.format(x=x, n=round(x)) for text in fault.overrides]

@@ -20,13 +20,14 @@ from statistics import median
 from typing import Any
 
 import yaml
-from cases import EXPECTED, HEALTHY, Case, faulty, healthy
+from cases import EXPECTED, HEALTHY, Case, case_named, faulty, healthy
 from scipy.stats import binomtest
 
 from klimb.doctor.finding import Facts
 from klimb.doctor.rules import examine
 from klimb.doctor.table import Recorder
 
+__all__ = ["case_named", "load"]
 ROOT = Path("runs/doctor")
 SPLITS = {"held-back": (1,), "chosen": (0,), "all": (0, 1)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import Case, faulty, guarded, healthy
+from cases import Case, case_named
 from rich.console import Console
 from torch import Tensor
 
@@ -22,14 +22,6 @@ from klimb.errors import KlimbError
 from klimb.rollout.base import Request, Sampling
 from klimb.run import Run
 from klimb.types import Sample
-
-
-def case_of(run_name: str) -> Case:
-    name, seed = run_name.rsplit("-", 1)
-    if name.startswith("guard-"):
-        _, posture, mode = name.split("-")
-        return guarded(posture, mode, int(seed))
-    return healthy(name.removeprefix("healthy-"), int(seed)) if name.startswith("healthy-") else faulty(name, int(seed))
 
 
 class OffEngine:
@@ -104,7 +96,7 @@ def main() -> None:
     root = Path(sys.argv[1])
     torch.set_num_threads(1)
     for line in sys.stdin:
-        case = case_of(line.strip())
+        case = case_named(line.strip())
         try:
             run(case, root)
             print(case.run_name, "done", flush=True)

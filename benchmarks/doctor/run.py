@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
-from cases import MODES, Case, all_cases, guarded
+from cases import EXTRA, MODES, Case, all_cases, faulty, guarded
 
 ROOT = Path("runs/doctor")
 
@@ -79,11 +79,13 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=18, help="runs of each healthy recipe")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--guard", type=int, default=0, help="runs of each posture with and without the guard")
+    parser.add_argument("--extra", action="store_true", help="runs that only the pictures need")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
     ROOT.mkdir(parents=True, exist_ok=True)
     other_model(ROOT / "other_model")
     cases = all_cases(range(args.seeds), range(args.healthy))
+    cases += [faulty(name, 0) for name in EXTRA if args.extra]
     for seed in range(args.guard):
         cases += [guarded(posture, mode, seed) for posture in ("explicit", "cached") for mode in MODES]
     waiting = [case for case in cases if args.only in case.run_name and not done(case)]

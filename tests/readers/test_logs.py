@@ -70,6 +70,9 @@ def test_ppo_of_trl_gives_kl_per_answer(tmp_path: Path) -> None:
     found = look(write_jsonl(tmp_path / "m.jsonl", table))
     assert found.log.source == "trl"
     assert "kl/per_episode" in found.log.table.curves
+    first = found.examination.findings[0]
+    assert (first.code, first.first) == ("kl_explosion", 20)
+    assert "90 nats per answer" in first.evidence
 
 
 def test_a_wrong_source_is_an_error_that_names_what_is_there(tmp_path: Path) -> None:

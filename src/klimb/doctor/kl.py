@@ -27,6 +27,11 @@ def divergence(table: Table) -> tuple[str, Curve] | None:
     return "kl/per_episode", Curve(steps=per_episode.steps, values=per_episode.values / np.maximum(lengths, 1.0))
 
 
+def _per_answer(table: Table) -> Curve | None:
+    """KL per answer where no length says how much that is per token."""
+    return None if divergence(table) is not None else table.curve("kl/per_episode")
+
+
 def target_of(table: Table, facts: Facts) -> float | None:
     logged = table.curve("kl/target")
     target = facts.target_kl
@@ -45,17 +50,25 @@ def is_calm(table: Table, facts: Facts) -> bool:
     return found is None or bool(found[1].values[-1] < warning_level(target_of(table, facts)))
 
 
+def _levels(target: float | None, unit: str) -> tuple[float, float]:
+    """Of a warning and of an alarm."""
+    if unit == "answer":
+        return limit("kl_answer_warning"), limit("kl_answer_alarm")
+    return warning_level(target), limit("kl_alarm") if target is None else limit("kl_target_alarm") * target
+
+
 def explosion(table: Table, facts: Facts) -> Seen | None:
-    found = divergence(table)
+    found, unit = divergence(table), "token"
+    if found is None and (answers := _per_answer(table)) is not None:
+        found, unit = ("kl/per_episode", answers), "answer"
     if found is None:
         return None
     name, curve = found
     other = _other_reference(name, curve, facts)
     if other is not None:
         return other
-    target = target_of(table, facts)
-    warn = warning_level(target)
-    alarm = limit("kl_alarm") if target is None else limit("kl_target_alarm") * target
+    target = target_of(table, facts) if unit == "token" else None
+    warn, alarm = _levels(target, unit)
     values = np.where(np.isnan(curve.values), np.inf, curve.values)
     # Three in four over the limit, or two in a row far over it: an explosion need not be waited for.
     high, far = spans(values > alarm, 3, 4), spans(values > 10 * alarm, 2, 2)
@@ -72,7 +85,7 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
     level = f"{peak / target:.3g} times its target {target:g}" if target else "with no target to compare with"
     at = int(curve.steps[span.first + int(np.argmax(part))])
     text = (
-        f"KL to the reference reached {peak:.3g} nats per token at step {at}, {level}; it was {float(values[0]):.3g} "
+        f"KL to the reference reached {peak:.3g} nats per {unit} at step {at}, {level}; it was {float(values[0]):.3g} "
         f"at step {int(curve.steps[0])}"
     )
     return _seen(severity, curve, span, last, text, name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 BENCH = "benchmarks/doctor, seeds for choosing"
 VERL = "verl, docs on rollout correction: levels that call for a look"
+ANSWER = "published RLHF runs end at 5 to 20 nats per answer"
 PRACTICE = "common practice: early stopping of PPO epochs"
 
 
@@ -21,6 +22,8 @@ LIMITS: dict[str, Limit] = {
     "kl_target_alarm": Limit(value=8.0, unit="x target", source=BENCH),
     "kl_warning": Limit(value=0.15, unit="nats per token, no target", source=BENCH),
     "kl_alarm": Limit(value=0.4, unit="nats per token, no target", source=BENCH),
+    "kl_answer_warning": Limit(value=20.0, unit="nats per answer of unknown length", source=ANSWER),
+    "kl_answer_alarm": Limit(value=60.0, unit="nats per answer of unknown length", source=ANSWER),
     "kl_first": Limit(value=0.05, unit="nats per token at the first step of a klimb run", source="0 by definition"),
     "kl_vanished": Limit(value=0.05, unit="x target", source=BENCH),
     "kl_vanished_absolute": Limit(value=1e-5, unit="nats per token, no target", source=BENCH),

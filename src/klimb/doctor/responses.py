@@ -49,9 +49,9 @@ def truncation(table: Table, facts: Facts) -> Seen | None:
         return None
     severity, span = found
     share = float(np.median(values[span.first : span.last + 1]))
-    bound = "" if facts.max_tokens is None else f" of {facts.max_tokens}"
+    bound = "" if facts.max_tokens is None else f" of {facts.max_tokens} tokens"
     text = (
-        f"{share:.0%} of the answers reached the limit{bound} tokens and were cut off, from step "
+        f"{share:.0%} of the answers reached the limit{bound} and were cut off, from step "
         f"{int(curve.steps[span.first])} to {int(curve.steps[span.last])}"
     )
     return seen(severity, curve, span, text, "length/truncated")
