@@ -3,6 +3,8 @@
 python benchmarks/doctor/judge.py                  # seeds kept back (odd)
 python benchmarks/doctor/judge.py --split chosen   # seeds that thresholds were chosen on (even)
 python benchmarks/doctor/judge.py --each           # and a line for each run that was judged wrongly
+python benchmarks/doctor/judge.py --pack           # all runs' tables into one file, which is kept with the code
+python benchmarks/doctor/judge.py --packed         # judge those, without a run
 
 Each run is looked at as it was while it went: the rules see the table up to each step in turn. Intervals are Wilson's,
 95%. Named: the injected fault is first or second among the findings at the run's end. Delay: steps from the fault's
@@ -14,11 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 from cases import EXPECTED, HEALTHY, Case, case_named, faulty, healthy
 from scipy.stats import binomtest
@@ -26,9 +31,12 @@ from scipy.stats import binomtest
 from klimb.doctor.finding import Facts
 from klimb.doctor.rules import examine
 from klimb.doctor.table import Recorder
+from klimb.readers.names import KLIMB
 
 __all__ = ["case_named", "load"]
 ROOT = Path("runs/doctor")
+TABLES = Path(__file__).with_name("tables.parquet")
+SERIES = tuple(name for name in KLIMB if not name.startswith(("time/", "memory/")))
 SPLITS = {"held-back": (1,), "chosen": (0,), "all": (0, 1)}
 
 
@@ -57,6 +65,43 @@ def load(case: Case) -> tuple[list[dict[str, Any]], Facts] | None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     facts = Facts.of(yaml.safe_load((folder / "config.yaml").read_text()))
     return [{key: float(value) for key, value in row.items()} for row in rows], facts
+
+
+def load_all(packed: bool) -> Iterator[tuple[Case, list[dict[str, Any]], Facts]]:
+    """Every run of the bench that is there: in runs/doctor, or in the file that `pack` wrote."""
+    if packed:
+        yield from unpack()
+        return
+    cases = [faulty(name, seed) for name in EXPECTED for seed in range(64)]
+    cases += [healthy(name, seed) for name in HEALTHY for seed in range(64)]
+    for case in cases:
+        found = load(case)
+        if found is not None:
+            yield case, *found
+
+
+def pack() -> None:
+    """The series that the rules read, of all runs, in one parquet file beside this one."""
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, dict[str, Any]] = {}
+    for case, of_run, known in load_all(packed=False):
+        facts[case.run_name] = asdict(known)
+        for row in of_run:
+            rows.append({"run": case.run_name, "step": int(row["step"])} | {n: row[n] for n in SERIES if n in row})
+    fields = [("run", pa.string()), ("step", pa.int32()), *((name, pa.float32()) for name in SERIES)]
+    schema = pa.schema(fields, metadata={"facts": json.dumps(facts)})
+    pq.write_table(pa.Table.from_pylist(rows, schema), TABLES, compression="zstd", compression_level=19)
+    print(f"{len(facts)} runs, {TABLES.stat().st_size / 2**20:.2f} MiB: {TABLES}")
+
+
+def unpack() -> Iterator[tuple[Case, list[dict[str, Any]], Facts]]:
+    table = pq.read_table(TABLES)
+    facts = json.loads(table.schema.metadata[b"facts"])
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        rows.setdefault(row.pop("run"), []).append({k: v for k, v in row.items() if v is not None})
+    for name, of_run in rows.items():
+        yield case_named(name), of_run, Facts(**facts[name])
 
 
 def judge(case: Case, rows: list[dict[str, Any]], facts: Facts) -> Judged:
@@ -111,11 +156,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=SPLITS, default="held-back")
     parser.add_argument("--each", action="store_true")
+    parser.add_argument("--packed", action="store_true", help="judge the packed tables, not runs/doctor")
+    parser.add_argument("--pack", action="store_true", help="write all tables into one file; judge nothing")
     args = parser.parse_args()
-    cases = [faulty(name, seed) for name in EXPECTED for seed in range(64)]
-    cases += [healthy(name, seed) for name in HEALTHY for seed in range(64)]
-    cases = [case for case in cases if case.seed % 2 in SPLITS[args.split]]
-    judged = [judge(case, *found) for case in cases if (found := load(case)) is not None]
+    if args.pack:
+        pack()
+        return
+    judged = [judge(*found) for found in load_all(args.packed) if found[0].seed % 2 in SPLITS[args.split]]
     table(judged)
     faults = [j for j in judged if j.case.name in EXPECTED]
     sound = [j for j in judged if j.case.name not in EXPECTED]

@@ -49,7 +49,7 @@ def draw(code: str, finding: Finding, rows: list[dict[str, Any]], name: str) -> 
         figure = Figure(figsize=(9.6, 2.7), layout="constrained")
         left, right = figure.subplots(1, 2)
         for axes, key, color in ((left, finding.series, COLOR), (right, "reward/mean", "#0b8565")):
-            found = [(row["step"], float(row[key])) for row in rows if key in row and row["step"] > 0]
+            found = [(row["step"], float(row[key])) for row in rows if key in row]
             if axes is left and key in LOG:
                 found = [(step, max(value, 1e-10)) for step, value in found]
                 axes.set_yscale("log")

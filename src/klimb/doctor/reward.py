@@ -142,12 +142,19 @@ def hacking(table: Table, facts: Facts) -> Seen | None:
     return Seen(
         severity=severity,
         first=int(evals.steps[top]),
-        named=int(evals.steps[-1]),
+        named=int(evals.steps[_first_low(evals.values, now)]),
         last=table.last,
         since=int(evals.steps[top]),
         evidence=text,
         series=name,
     )
+
+
+def _first_low(values: np.ndarray, now: float) -> int:
+    """Index of the first two evaluations in a row, the second of them, that were as low as the newest are."""
+    low = values <= max(now, 0.0) + 1e-9 if now <= 0 else values <= 1.1 * now
+    both = np.flatnonzero(low[1:] & low[:-1])
+    return int(both[0]) + 1 if len(both) else len(values) - 1
 
 
 def _spread_at_start(table: Table, mean: Curve) -> float:
