@@ -148,6 +148,8 @@ INERT: list[tuple[str, str, Keys]] = [
     ("eval.metric", "accuracy", ()),
     ("reward_model.timeout_seconds", "5", ()),
     ("reward_model.workers", "5", ()),
+    ("diagnostics.max_interventions", "2", ()),
+    ("diagnostics.healthy_every_phases", "5", ("diagnostics.on_alarm=stop",)),
 ]
 READ_BY: dict[str, Keys] = {
     "algorithm.norm_by_std": GRPO,
@@ -156,6 +158,7 @@ READ_BY: dict[str, Keys] = {
     "algorithm.policy_filtration": ("algorithm.policy_filtration.strategy=power", *GRPO[1:]),
     "algorithm.kl_ctrl.allow_both": ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=true"),
     "eval": ("data.eval_files=[x]", "eval.temperature=1.0"),
+    "diagnostics": ("diagnostics.on_alarm=rollback",),
     "reward_model.reward_batch_size": ("reward_model.model_path=x",),
     "reward_model": ("reward_model.functions=[{name: regex}]",),
 }

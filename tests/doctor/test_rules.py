@@ -227,6 +227,22 @@ def test_a_policy_that_is_sure_and_right_is_only_warned_of() -> None:
     assert found(healthy(**solved))["entropy_collapse"].severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("name", "sound", "off"),
+    [
+        ("mismatch/kl", 0.001, -0.05),
+        ("mismatch/k3", 0.0001, 0.02),
+        ("mismatch/probs_diff_mean", 0.004, 0.02),
+        ("mismatch/logprob_diff_mean", 0.02, 0.3),
+        ("mismatch/ess", 0.9, 0.1),
+    ],
+)
+def test_any_measure_of_the_mismatch_will_do(name: str, sound: float, off: float) -> None:
+    assert not examine(Table.of(rows_of({name: [sound] * 20}, 20)), Facts()).has_alarm
+    (finding,) = examine(Table.of(rows_of({name: ramp(sound, off, 10, 20)}, 20)), Facts()).findings
+    assert (finding.code, finding.first, finding.series) == ("engine_mismatch", 11, name)
+
+
 def test_groups_without_spread() -> None:
     assert found(healthy(reward__frac_zero_std=[1.0] * 60))["reward_degenerate"].severity == "alarm"
     finding = found(healthy(reward__frac_zero_std=[0.8] * 60), Facts(rollouts_per_prompt=8))["reward_degenerate"]

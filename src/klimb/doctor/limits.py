@@ -47,6 +47,7 @@ LIMITS: dict[str, Limit] = {
     "engine_kl": Limit(value=0.02, unit="|mean log-prob difference|, nats", source=VERL + " (0.1), tighter"),
     "engine_k3": Limit(value=0.005, unit="nats", source=BENCH),
     "engine_probs": Limit(value=0.01, unit="mean |p - q|", source=VERL),
+    "engine_logprobs": Limit(value=0.1, unit="mean |log-prob difference|, nats", source=VERL + ", of |kl|"),
     "engine_ess": Limit(value=0.3, unit="effective share of tokens", source=VERL),
     "entropy_fall": Limit(value=0.1, unit="x entropy at the start", source=BENCH),
     "entropy_low": Limit(value=0.005, unit="nats per token", source=BENCH),

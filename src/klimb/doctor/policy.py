@@ -79,6 +79,7 @@ def engine_mismatch(table: Table, facts: Facts) -> Seen | None:
         ("mismatch/kl", "engine_kl", "the mean log-prob difference between engine and trainer is"),
         ("mismatch/k3", "engine_k3", "the KL between engine and trainer (k3) is"),
         ("mismatch/probs_diff_mean", "engine_probs", "the mean difference of token probabilities is"),
+        ("mismatch/logprob_diff_mean", "engine_logprobs", "the mean size of the log-prob differences is"),
         ("mismatch/ess", "engine_ess", "the effective share of tokens under the engine's weights is"),
     ):
         curve = table.curve(name)

@@ -24,6 +24,7 @@ class Rule:
 
 
 KL = ("kl/k3", "kl/k1", "kl/per_episode")
+ENGINE = ("mismatch/kl", "mismatch/k3", "mismatch/probs_diff_mean", "mismatch/logprob_diff_mean", "mismatch/ess")
 RULES: tuple[Rule, ...] = (
     Rule(
         code="nonfinite",
@@ -33,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="engine_mismatch",
         check=policy.engine_mismatch,
-        needs=(("mismatch/kl", "mismatch/k3", "mismatch/probs_diff_mean", "mismatch/ess"),),
+        needs=(ENGINE,),
     ),
     Rule(code="kl_explosion", check=kl.explosion, needs=(KL,)),
     Rule(
