@@ -285,3 +285,12 @@ def test_hacking_is_seen_when_the_held_out_value_rose_before_it_fell() -> None:
     assert "reward_hacking" not in found(with_eval([0.3, 0.5, 0.6, 0.55, 0.6, 0.58], **rising))
     flat = [0.3, 0.32, 0.29, 0.3, 0.28, 0.29]
     assert found(with_eval(flat, **rising, reward__std=[0.1] * 60))["reward_hacking"].severity == "warning"
+
+
+def test_a_kl_that_is_only_high_is_an_alarm_when_the_reward_fell_with_it() -> None:
+    high, fallen = ramp(0.01, 0.1, 10), ramp(0.5, 0.2, 10)
+    assert found(healthy(kl__k3=high))["kl_explosion"].severity == "warning"
+    finding = found(healthy(kl__k3=high, reward__mean=fallen))["kl_explosion"]
+    assert finding.severity == "alarm"
+    assert "the mean reward fell with it, from 0.5 to 0.2" in finding.evidence
+    assert "kl_explosion" not in found(healthy(reward__mean=fallen))

@@ -71,24 +71,42 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
     warn, alarm = _levels(target, unit)
     values = np.where(np.isnan(curve.values), np.inf, curve.values)
     # Three in four over the limit, or two in a row far over it: an explosion need not be waited for.
-    high, far = spans(values > alarm, 3, 4), spans(values > 10 * alarm, 2, 2)
-    over, severity = (sorted([*high, *far], key=lambda span: span.named)[:1], "alarm") if high or far else ([], "alarm")
-    if not over:
-        over, severity = spans(values > warn, 5, 6), "warning"
-    if not over:
+    every, severity = [*spans(values > alarm, 3, 4), *spans(values > 10 * alarm, 2, 2)], "alarm"
+    fell = ""
+    if not every:
+        every, severity = spans(values > warn, 5, 6), "warning"
+        lost = _reward_lost(table, curve, spans(values > warn, 4, 5))
+        if lost is not None:
+            every, severity, fell = [lost[0]], "alarm", lost[1]
+    if not every:
         return None
-    every = [*high, *far] if severity == "alarm" else over
     last = max(s.last for s in every)
-    span = replace(over[0], since=max(s.since for s in every))
+    span = replace(min(every, key=lambda s: s.named), since=max(s.since for s in every))
     part = values[span.first : last + 1]
     peak = float(np.max(part))
     level = f"{peak / target:.3g} times its target {target:g}" if target else "with no target to compare with"
     at = int(curve.steps[span.first + int(np.argmax(part))])
     text = (
         f"KL to the reference reached {peak:.3g} nats per {unit} at step {at}, {level}; it was {float(values[0]):.3g} "
-        f"at step {int(curve.steps[0])}"
+        f"at step {int(curve.steps[0])}{fell}"
     )
     return _seen(severity, curve, span, last, text, name)
+
+
+def _reward_lost(table: Table, curve: Curve, over: list[Span]) -> tuple[Span, str] | None:
+    """A KL over the level of a warning is an alarm when the reward fell with it: the way it went leads nowhere.
+
+    Against the first two steps, by more than half of the spread that rewards had there.
+    """
+    mean, std = table.curve("reward/mean"), table.curve("reward/std")
+    if not over or mean is None or std is None or len(mean.finite) < 6 or not len(std.finite):
+        return None
+    values, until = mean.finite.values, mean.finite.between(0, int(curve.steps[over[-1].last])).values
+    start, now = float(np.mean(values[:2])), float(np.mean(until[-4:]))
+    by = limit("reward_lost") * float(np.max(std.finite.values[:2]))
+    if start - now <= by:
+        return None
+    return over[-1], f"; the mean reward fell with it, from {start:.3g} to {now:.3g}"
 
 
 def _other_reference(name: str, curve: Curve, facts: Facts) -> Seen | None:
