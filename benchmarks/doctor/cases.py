@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 EPISODES = 24
+WHOLE = "whole "
+"""Begins the names of healthy runs of full size, left by recipes and other benchmarks; no threshold was chosen on them."""
 SMALL = (
     f"actor_rollout_ref.rollout_batch_size={EPISODES}",
     f"training.micro_batch_size={EPISODES // 2}",
@@ -58,7 +60,7 @@ class Case:
 
     @property
     def run_name(self) -> str:
-        return f"{self.name}-{self.seed:02d}"
+        return self.name if self.name.startswith(WHOLE) else f"{self.name}-{self.seed:02d}"
 
 
 EXPECTED: dict[str, tuple[str, ...]] = {
@@ -215,6 +217,8 @@ EXTRA: dict[str, Fault] = {
 
 def case_named(run_name: str) -> Case:
     """The case of a run folder's name."""
+    if run_name.startswith(WHOLE):
+        return Case(name=run_name, seed=1, recipe="", overrides=(), steps=100, onset=0)
     name, _, seed = run_name.rpartition("-")
     if name.startswith("guard-"):
         _, posture, mode = name.split("-")

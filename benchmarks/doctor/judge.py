@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from cases import EXPECTED, HEALTHY, Case, case_named, faulty, healthy
+from cases import EXPECTED, HEALTHY, WHOLE, Case, case_named, faulty, healthy
 from scipy.stats import binomtest
 
 from klimb.doctor.finding import Facts
@@ -36,6 +36,8 @@ from klimb.readers.names import KLIMB
 __all__ = ["case_named", "load"]
 ROOT = Path("runs/doctor")
 TABLES = Path(__file__).with_name("tables.parquet")
+PATTERNS = ("quickstart*", "arithmetic*", "instructions", "compare-article*/*", "controller/*", "controller/fifth/*")
+SHORTEST, LONGEST = 60, 100
 SERIES = tuple(name for name in KLIMB if not name.startswith(("time/", "memory/")))
 SPLITS = {"held-back": (1,), "chosen": (0,), "all": (0, 1)}
 
@@ -78,6 +80,20 @@ def load_all(packed: bool) -> Iterator[tuple[Case, list[dict[str, Any]], Facts]]
         found = load(case)
         if found is not None:
             yield case, *found
+    yield from whole_runs()
+
+
+def whole_runs() -> Iterator[tuple[Case, list[dict[str, Any]], Facts]]:
+    """The first hundred steps of the runs that recipes, `klimb compare` and benchmarks/controller left."""
+    for pattern in PATTERNS:
+        for place in sorted(ROOT.parent.glob(f"{pattern}/metrics.jsonl")):
+            lines = place.read_text().splitlines()[: LONGEST + 1]
+            if len(lines) < SHORTEST:
+                continue
+            rows = [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
+            config = place.with_name("config.yaml")
+            facts = Facts.of(yaml.safe_load(config.read_text())) if config.exists() else Facts()
+            yield case_named(f"{WHOLE}{place.parent.relative_to(ROOT.parent)}"), rows, facts
 
 
 def pack() -> None:
@@ -152,6 +168,12 @@ def table(judged: list[Judged]) -> None:
             print(f"| healthy: {name} | {len(runs)} | | | | {sum(bool(j.alarms) for j in runs)} | | {shown} |")
 
 
+def whole_line(judged: list[Judged]) -> None:
+    runs = [j for j in judged if j.case.name.startswith(WHOLE)]
+    if runs:
+        print(f"| healthy: whole recipes | {len(runs)} | | | | {sum(bool(j.alarms) for j in runs)} | | |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=SPLITS, default="held-back")
@@ -164,6 +186,7 @@ def main() -> None:
         return
     judged = [judge(*found) for found in load_all(args.packed) if found[0].seed % 2 in SPLITS[args.split]]
     table(judged)
+    whole_line(judged)
     faults = [j for j in judged if j.case.name in EXPECTED]
     sound = [j for j in judged if j.case.name not in EXPECTED]
     print()
