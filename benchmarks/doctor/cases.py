@@ -12,7 +12,7 @@ from random import Random
 
 EPISODES = 24
 WHOLE = "whole "
-"""Begins the names of healthy runs of full size, left by recipes and other benchmarks; no threshold was chosen on them."""
+"""Begins the names of healthy runs of full size, left by recipes and other benchmarks; no threshold comes of them."""
 SMALL = (
     f"actor_rollout_ref.rollout_batch_size={EPISODES}",
     f"training.micro_batch_size={EPISODES // 2}",

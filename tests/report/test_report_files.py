@@ -106,3 +106,13 @@ def test_interventions_and_the_best_checkpoint(tmp_path: Path) -> None:
     run = read_run(folder)
     assert [row["step"] for row in run.interventions] == [2]
     assert run.best == (2, 0.5, True)
+
+
+def test_settings_are_those_that_the_guard_left(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", rows_of(3))
+    made = {"step": 2, "back_to": 0, "overrides": ["training.lr=1e-05", "algorithm.ppo_epochs=1", "odd", "run.name=x"]}
+    (folder / "interventions.jsonl").write_text(line(made) + line(made | {"overrides": ["training.lr=2.5e-06"]}))
+    run = read_run(folder)
+    assert run.settings["training"]["lr"] == 2.5e-6
+    assert run.settings["algorithm"]["ppo_epochs"] == 1
+    assert "lr" not in run.config["training"]

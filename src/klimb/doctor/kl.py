@@ -96,13 +96,13 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
 def _reward_lost(table: Table, curve: Curve, over: list[Span]) -> tuple[Span, str] | None:
     """A KL over the level of a warning is an alarm when the reward fell with it: the way it went leads nowhere.
 
-    Against the first two steps, by more than half of the spread that rewards had there.
+    Against the better of the first two steps (the second may be lost already), by more than half of the spread there.
     """
     mean, std = table.curve("reward/mean"), table.curve("reward/std")
     if not over or mean is None or std is None or len(mean.finite) < 6 or not len(std.finite):
         return None
     values, until = mean.finite.values, mean.finite.between(0, int(curve.steps[over[-1].last])).values
-    start, now = float(np.mean(values[:2])), float(np.mean(until[-4:]))
+    start, now = float(np.max(values[:2])), float(np.mean(until[-4:]))
     by = limit("reward_lost") * float(np.max(std.finite.values[:2]))
     if start - now <= by:
         return None

@@ -22,7 +22,7 @@ LIMITS: dict[str, Limit] = {
     "kl_target_alarm": Limit(value=8.0, unit="x target", source=BENCH),
     "kl_warning": Limit(value=0.15, unit="nats per token, no target", source=BENCH),
     "kl_alarm": Limit(value=0.4, unit="nats per token, no target", source=BENCH),
-    "reward_lost": Limit(value=0.5, unit="x spread of rewards at the start, while KL is at a warning", source=BENCH),
+    "reward_lost": Limit(value=0.6, unit="x spread of rewards at the start, while KL is at a warning", source=BENCH),
     "kl_answer_warning": Limit(value=20.0, unit="nats per answer of unknown length", source=ANSWER),
     "kl_answer_alarm": Limit(value=60.0, unit="nats per answer of unknown length", source=ANSWER),
     "kl_first": Limit(value=0.05, unit="nats per token at the first step of a klimb run", source="0 by definition"),

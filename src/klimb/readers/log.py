@@ -103,7 +103,7 @@ def _run_folder(path: Path) -> Log:
         path=path,
         source="klimb",
         table=Table.of(rows),
-        facts=Facts.of(run.config),
+        facts=Facts.of(run.settings),
         mapping={},
         unmapped=(),
         notes=tuple(run.notes),

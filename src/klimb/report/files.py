@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import math
@@ -40,6 +41,30 @@ class RunFiles:
     best: tuple[int, float, bool] | None
     state: State
     notes: list[str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as it stood at the end: with what the guard changed."""
+        out = copy.deepcopy(self.config)
+        for row in self.interventions:
+            overrides = row.get("overrides")
+            for override in overrides if isinstance(overrides, list) else ():
+                key, _, value = str(override).partition("=")
+                node: Any = out
+                *sections, leaf = key.split(".")
+                for section in sections:
+                    node = node.setdefault(section, {}) if isinstance(node, dict) else None
+                if isinstance(node, dict):
+                    node[leaf] = _value(value)
+        return out
+
+
+def _value(text: str) -> Any:
+    """An override's value; numbers as this project writes them (1e-05 is a text to YAML 1.1)."""
+    try:
+        return float(text) if "." in text or "e" in text else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        return text
 
 
 def read_run(folder: Path, samples: bool = True) -> RunFiles:

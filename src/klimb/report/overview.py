@@ -168,7 +168,9 @@ def finding_marks(run: RunFiles) -> list[Mark]:
     from klimb.doctor.rules import examine
     from klimb.doctor.table import Table
 
-    found = examine(Table.of(row for row in run.rows if row["step"] > 0 or "eval/reward" in row), Facts.of(run.config))
+    found = examine(
+        Table.of(row for row in run.rows if row["step"] > 0 or "eval/reward" in row), Facts.of(run.settings)
+    )
     return [_mark(finding) for finding in found.findings]
 
 
