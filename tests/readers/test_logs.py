@@ -89,3 +89,19 @@ def test_tables_name_only_series_that_the_rules_or_the_report_know() -> None:
     for table in FRAMEWORKS.values():
         assert {name.ours for name in table.values()} <= known
     assert set(SETTINGS) == {"verl", "trl", "openrlhf"}
+
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+def test_logs_that_trl_wrote(trainer: str) -> None:
+    """Forty steps of TRL's own trainers on the playground (benchmarks/doctor/trl_logs.py), at a rate that learns and
+    at 40 times it."""
+    sound = look(DATA / f"trl-{trainer}-sound.json")
+    assert sound.log.source == "trl"
+    assert not sound.examination.findings
+    spoiled = look(DATA / f"trl-{trainer}-spoiled.json").examination.findings
+    codes = [finding.code for finding in spoiled[:2]]
+    assert "kl_explosion" in codes
+    assert all(finding.first <= 4 for finding in spoiled[:2])
