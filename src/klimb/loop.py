@@ -34,7 +34,8 @@ from klimb.watch import sentence
 
 
 def train(run: Run, state: State) -> State:
-    """Turn until the episodes are used up or somebody asks to stop; the last state is always saved."""
+    """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
+    guard had nothing left to try: then the newest checkpoint is from before the alarm."""
     interrupt = Interrupt()
     run.sampler.load_weights(iter(run.roles.actor.named_parameters()), state.step)
     with interrupt.listening():
@@ -51,7 +52,7 @@ def train(run: Run, state: State) -> State:
                 rolled = guard.roll_back(run, state, alarms)
                 if rolled is None:
                     run.watch.stopped = alarms
-                    break  # not saved: the newest checkpoint is from before the alarm
+                    break
                 run, state = rolled
                 continue
             if alarms:
