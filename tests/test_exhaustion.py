@@ -92,8 +92,14 @@ def test_the_limit_is_the_machines_or_the_containers(tmp_path: Path, monkeypatch
     assert size is not None
     assert size > 2**28
     (tmp_path / "memory.max").write_text("1073741824\n")
-    monkeypatch.setattr("klimb.clock.CONTAINER", (tmp_path / "memory.max", tmp_path / "none"))
+    monkeypatch.setattr("klimb.clock.CONTAINER", (tmp_path / "memory.max", tmp_path / "v1" / "limit"))
     assert memory_limit(CPU) == 2**30
+    (tmp_path / "groups").write_text("4:cpu,memory:/jobs/7\n3:pids:/x\n0::/\n")
+    (tmp_path / "v1" / "jobs" / "7").mkdir(parents=True)
+    (tmp_path / "v1" / "jobs" / "7" / "limit").write_text("536870912\n")
+    monkeypatch.setattr("klimb.clock.GROUPS", tmp_path / "groups")
+    assert memory_limit(CPU) == 2**29
+    (tmp_path / "v1" / "jobs" / "7" / "limit").unlink()
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_limit(CPU) == size
 
@@ -103,6 +109,56 @@ def test_remedies_of_the_rollout_are_others_than_those_of_the_update() -> None:
     assert "activation_checkpointing" not in explain("rollout", {}, None, Facts())
     assert "activation_checkpointing" not in explain("update", {}, None, Facts(checkpointing=True))
     assert "use_pf_ppo" not in explain("update", {}, None, Facts(explicit=False))
+
+
+GROUP = Path("/sys/fs/cgroup/memory/klimb-test-of-a-kill")
+SMALL = """
+    import sys
+    import klimb
+    from klimb import loop
+    from klimb.config.schema import RunConfig
+
+    if __name__ == "__main__":
+        whole, calls, hoard = loop.update, 0, []
+
+        def update(*args):
+            global calls
+            calls += 1
+            if calls == 4:
+                open(sys.argv[2] + "/cgroup.procs", "w").write("0")
+                while True:
+                    hoard.append(bytearray(b"x" * 2**24))
+            return whole(*args)
+
+        loop.update = update
+        klimb.train(RunConfig.load(sys.argv[1]))
+"""
+
+
+def test_a_process_that_the_kernel_really_kills_is_recognised(
+    parts: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a control group of 64 MiB, where the machine lets a test make one."""
+    try:
+        GROUP.mkdir(exist_ok=True)
+        (GROUP / "memory.limit_in_bytes").write_text(str(2**26))
+    except OSError:
+        pytest.skip("no control group of version 1 can be made here")
+    try:
+        config = write_config(tmp_path / "c.yaml", tiny_tree(*parts, tmp_path / "runs", **{"training.save_freq": 16}))
+        (tmp_path / "small.py").write_text(textwrap.dedent(SMALL))
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "small.py"), str(config), str(GROUP)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+    finally:
+        GROUP.rmdir()
+    assert klimb.train(klimb.RunConfig.load(config)).finished
+    assert "step 4, phase 'update'; the kernel killed 1 process(es) for want of memory" in capsys.readouterr().out
 
 
 KILLED = """

@@ -39,7 +39,8 @@ POSTURES = (("algorithm.use_pf_ppo=true", "algorithm.kl_ctrl.init_kl_coef=0.15")
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """recipe with overrides; engine: what the sampler's log-probs are off by; nan_from: step from which gradients hold
-    a NaN; onset: first step at which the fault acts; reference: take another model as the KL's reference."""
+    a NaN; onset: first step at which the fault acts; reference: take another model as the KL's reference; memory: bytes
+    that the process may use, by a control group of its own (version 1, which needs root)."""
 
     name: str
     seed: int
@@ -52,6 +53,7 @@ class Case:
     rollout_temperature: float | None = None
     nan_from: int | None = None
     reference: bool = False
+    memory: int | None = None
     files: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -212,6 +214,7 @@ EXTRA: dict[str, Fault] = {
         ),
     ),
 }
+EXTRA["memory_short"] = Fault()
 """Runs for the pictures of findings that no fault of the bench is about."""
 
 
@@ -248,6 +251,8 @@ def faulty(name: str, seed: int) -> Case:
         strength=x,
         files=files,
     )
+    if name == "memory_short":
+        return replace(case, memory=700 * 2**20)
     if name == "other_reference":
         return replace(case, reference=True)
     if name == "engine_bias":

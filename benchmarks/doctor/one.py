@@ -62,8 +62,18 @@ def sabotaged(build: Callable[..., Run], case: Case) -> Callable[..., Run]:
     return build_off
 
 
+def confine(size: int) -> None:
+    """This process, from now on, in a control group that may use so many bytes."""
+    group = Path("/sys/fs/cgroup/memory/klimb-bench")
+    group.mkdir(exist_ok=True)
+    (group / "memory.limit_in_bytes").write_text(str(size))
+    (group / "cgroup.procs").write_text("0")
+
+
 def run(case: Case, root: Path) -> None:
     place = root / case.run_name
+    if case.memory is not None:
+        confine(case.memory)
     for name, text in case.files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)

@@ -37,8 +37,8 @@ RUNS = {
     "critic_failing": "critic_frozen-00",
     "coefficient_pinned": "coefficient_pinned_high-00",
     "nonfinite": "nan_gradient-00",
+    "memory_pressure": "memory_short-00",
 }
-"""memory_pressure has none: no run of the bench came near the limit of its machine."""
 COLOR, SOFT, BAND = "#1f6fb4", "#667080", "#c0262d"
 LOG = ("kl/k3", "policy/ratio_abs_dev", "policy/approx_kl", "reward/std")
 

@@ -15,8 +15,8 @@ from klimb.doctor.finding import Facts, Remedy
 from klimb.doctor.remedies import memory_remedies
 from klimb.errors import KlimbError
 
-COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
-"""Where Linux counts the processes that it killed for want of memory: of this container, of the machine."""
+COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+"""Where Linux counts the processes that it killed for want of memory: of the machine, of this container."""
 NAME = ".phase.json"
 
 
