@@ -135,6 +135,7 @@ SMALL = """
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_the_kernel_really_kills_is_recognised(
     parts: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def killed(parts: tuple[Path, Path], tmp_path: Path) -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_a_kill_by_the_kernel_is_recognised_at_the_next_start(
     parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_kill_by_the_kernel_is_recognised_at_the_next_start(
     assert left_behind(tmp_path / "runs" / "run") is None
 
 
+@pytest.mark.slow
 def test_a_kill_that_the_kernel_did_not_count_is_somebody_elses(
     parts: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

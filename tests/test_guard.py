@@ -103,6 +103,7 @@ def test_a_run_that_breaks_is_saved(parts: tuple[Path, Path], tmp_path: Path, ex
     assert resolve(base).lr == 0.02
 
 
+@pytest.mark.slow
 def test_the_prompts_that_broke_it_are_skipped(parts: tuple[Path, Path], tmp_path: Path) -> None:
     settings = BREAKS | {"data.shuffle": False, "logging.samples_per_phase": 8, "diagnostics.max_interventions": 9}
     result = run(parts, tmp_path, **settings)
@@ -114,6 +115,7 @@ def test_the_prompts_that_broke_it_are_skipped(parts: tuple[Path, Path], tmp_pat
     assert [s["row"] for s in after] == [(8 * first["back_to"] + drawn + i) % 40 for i in range(8)]
 
 
+@pytest.mark.slow
 def test_resuming_after_an_intervention_is_bit_exact(
     parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_kill_inside_the_rollback_changes_nothing(
     assert same_weights(again.folder, whole.folder)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_made_by_ctrl_c_is_no_place_to_go_back_to(
     parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
