@@ -189,7 +189,7 @@ def build_run(
         if roles.critic is not None:
             recompute_activations(roles.critic.body)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
-    complete = filled(config, posture)
+    complete = filled(config, posture).model_dump(mode="json")
     actor_schedule = make_schedule(config, actor_steps(config, counts), posture.lr)
     critic_schedule = make_schedule(config, counts.optimizer_steps, config.critic.lr)
     return Run(
@@ -227,10 +227,10 @@ def build_run(
             actor=cost_of(actor_model),
             critic=None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0),
         ),
-        log=RunLog(folder, config.logging, folder.name, complete.model_dump(mode="json")),
+        log=RunLog(folder, config.logging, folder.name, complete),
         screen=screen,
         last_words=LastWords(folder),
-        watch=Watch(Facts.of(complete.model_dump(mode="json"))),
+        watch=Watch(Facts.of(complete)),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,15 +59,12 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """A row of the log, where a value that is not finite stands as its name."""
     out: dict[str, float] = {}
     for key, value in row.items():
-        if isinstance(value, str) and value in ("nan", "inf", "-inf"):
-            out[key] = math.nan if value == "nan" else float(value)
-        elif isinstance(value, int | float):
+        if isinstance(value, int | float) or value in ("nan", "inf", "-inf"):
             out[key] = float(value)
     return out
 
 
 def sentence(finding: Finding) -> str:
     """One finding in one line of a running job's screen."""
-    first = next((r for r in finding.remedies if r.override is not None), None)
-    advice = "" if first is None else f". First to try: {first.override}"
+    advice = "" if finding.first_override is None else f". First to try: {finding.first_override}"
     return f"{finding.severity.upper()} {finding.code}: {finding.evidence}{advice}"

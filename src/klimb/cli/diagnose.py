@@ -59,7 +59,7 @@ def show_stopped(result: RunResult) -> None:
     before = min((alarm.first for alarm in result.alarms), default=result.step)
     sound = [path for path in checkpoint.listed(folder / "checkpoints") if (checkpoint.step_of(path) or 0) < before]
     if sound:
-        changed = next((r.override for r in result.alarms[0].remedies if r.override), "")
+        changed = result.alarms[0].first_override or ""
         _say(console, f"\nto go on from before the alarm: training.resume={sound[-1]} {changed}")
     if all(importlib.util.find_spec(package) for package in ("plotly", "matplotlib")):
         from klimb.cli.report import write_and_show

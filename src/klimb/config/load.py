@@ -74,8 +74,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     tree, lines = _read(path)
     origins = {".".join(key): f"{path}:{line}" for key, line in lines.items()}
     for text in overrides:
-        key, value = _parse_override(text)
-        _put(tree, key, value, text)
+        key, value = put_override(tree, text)
         _forget(origins, key)
         origins.update({".".join(k): f"override {text}" for k in _paths(value, key)})
         for n in range(1, len(key)):  # sections that only the override brought in
@@ -97,8 +96,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """A config that is loaded already with `a.b=c` applied. Raises ConfigError."""
     tree = config.model_dump(mode="json")
     for text in overrides:
-        key, value = _parse_override(text)
-        _put(tree, key, value, text)
+        put_override(tree, text)
     _refuse_unknown(tree, RunConfig, (), {})
     try:
         return RunConfig.model_validate(tree)
@@ -202,6 +200,13 @@ def parse_vary(text: str) -> VaryConfig:
     if len(parsed) < 2:
         raise ConfigError(f"--vary {text}: one value makes no comparison; give two or more, as in {key}=a,b")
     return VaryConfig(key=key, values=tuple(parsed))
+
+
+def put_override(tree: dict[str, Any], text: str) -> tuple[Path_, Any]:
+    """Apply `a.b=c` to a tree of keys as it is read from YAML. The key and the value. Raises ConfigError."""
+    key, value = _parse_override(text)
+    _put(tree, key, value, text)
+    return key, value
 
 
 def _parse_override(text: str) -> tuple[Path_, Any]:

@@ -45,26 +45,19 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """code: one of docs/doctor.md; first, last: steps between which it holds, perhaps with gaps; since: where its last
-    stretch began; named: when there was enough to say so.
-
-    evidence: numbers; mechanism: two sentences; remedies: by priority; series: the metric to look at; after: the
-    finding that began earlier and may explain this one; variant: which of several forms, "" where there is one.
-    """
+class Finding(Seen):
+    """What a rule saw, with its name and what follows. code: one of docs/doctor.md; mechanism: two sentences; remedies:
+    by priority; after: the finding that began earlier and may explain this one."""
 
     code: str
-    severity: Severity
-    first: int
-    named: int
-    last: int
-    since: int
-    evidence: str
     mechanism: str
     remedies: tuple[Remedy, ...]
-    series: str
-    variant: str = ""
     after: str | None = None
+
+    @property
+    def first_override(self) -> str | None:
+        """Of the first remedy that has one."""
+        return next((remedy.override for remedy in self.remedies if remedy.override is not None), None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -96,7 +89,6 @@ class Facts:
     critic_lr: float | None = None
     reward_clip: bool | None = None
     checkpointing: bool | None = None
-    has_eval: bool | None = None
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Facts:
@@ -118,7 +110,6 @@ class Facts:
         micro, accumulation = get(f"{t}.micro_batch_size", int), get(f"{t}.gradient_accumulation_steps", int)
         ranks = get(f"{t}.num_processes", int) or 1
         clip = config.get("reward_model", {}) if isinstance(config.get("reward_model"), Mapping) else {}
-        evals = config.get("data", {}) if isinstance(config.get("data"), Mapping) else {}
         return Facts(
             explicit=get(f"{a}.use_pf_ppo", bool),
             lr=get(f"{t}.lr", float),
@@ -140,5 +131,4 @@ class Facts:
             critic_lr=get("critic.lr", float),
             reward_clip=None if "clip" not in clip else clip["clip"] is not None,
             checkpointing=get(f"{t}.activation_checkpointing", bool),
-            has_eval=None if "eval_files" not in evals else bool(evals["eval_files"]),
         )

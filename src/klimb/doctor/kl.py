@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from klimb.doctor.finding import Facts, Seen
+from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
+from klimb.doctor.policy import seen
 from klimb.doctor.stats import Span, spans
 from klimb.doctor.table import Curve, Table
 
@@ -25,11 +26,6 @@ def divergence(table: Table) -> tuple[str, Curve] | None:
         return None
     lengths = np.interp(per_episode.steps, length.finite.steps, length.finite.values)
     return "kl/per_episode", Curve(steps=per_episode.steps, values=per_episode.values / np.maximum(lengths, 1.0))
-
-
-def _per_answer(table: Table) -> Curve | None:
-    """KL per answer where no length says how much that is per token."""
-    return None if divergence(table) is not None else table.curve("kl/per_episode")
 
 
 def target_of(table: Table, facts: Facts) -> float | None:
@@ -59,7 +55,7 @@ def _levels(target: float | None, unit: str) -> tuple[float, float]:
 
 def explosion(table: Table, facts: Facts) -> Seen | None:
     found, unit = divergence(table), "token"
-    if found is None and (answers := _per_answer(table)) is not None:
+    if found is None and (answers := table.curve("kl/per_episode")) is not None:  # no length to divide by
         found, unit = ("kl/per_episode", answers), "answer"
     if found is None:
         return None
@@ -71,7 +67,8 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
     warn, alarm = _levels(target, unit)
     values = np.where(np.isnan(curve.values), np.inf, curve.values)
     # Three in four over the limit, or two in a row far over it: an explosion need not be waited for.
-    every, severity = [*spans(values > alarm, 3, 4), *spans(values > 10 * alarm, 2, 2)], "alarm"
+    severity: Severity = "alarm"
+    every = [*spans(values > alarm, 3, 4), *spans(values > 10 * alarm, 2, 2)]
     fell = ""
     if not every:
         every, severity = spans(values > warn, 5, 6), "warning"
@@ -81,7 +78,7 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
     if not every:
         return None
     last = max(s.last for s in every)
-    span = replace(min(every, key=lambda s: s.named), since=max(s.since for s in every))
+    span = replace(min(every, key=lambda s: s.named), last=last, since=max(s.since for s in every))
     part = values[span.first : last + 1]
     peak = float(np.max(part))
     level = f"{peak / target:.3g} times its target {target:g}" if target else "with no target to compare with"
@@ -90,7 +87,7 @@ def explosion(table: Table, facts: Facts) -> Seen | None:
         f"KL to the reference reached {peak:.3g} nats per {unit} at step {at}, {level}; it was {float(values[0]):.3g} "
         f"at step {int(curve.steps[0])}{fell}"
     )
-    return _seen(severity, curve, span, last, text, name)
+    return seen(severity, curve, span, text, name)
 
 
 def _reward_lost(table: Table, curve: Curve, over: list[Span]) -> tuple[Span, str] | None:
@@ -120,21 +117,7 @@ def _other_reference(name: str, curve: Curve, facts: Facts) -> Seen | None:
         f"KL is already {float(early[0]):.3g} nats per token at step {int(curve.steps[0])}, before the policy has "
         f"moved, and {float(curve.values[-1]):.3g} at step {int(curve.steps[-1])}: the reference is another model"
     )
-    last = len(curve) - 1
-    return _seen("alarm", curve, Span(first=0, named=1, last=last, since=0), last, text, name, "reference")
-
-
-def _seen(severity: str, curve: Curve, span: Span, last: int, text: str, name: str, variant: str = "") -> Seen:
-    return Seen(
-        severity=severity,  # type: ignore[arg-type]
-        first=int(curve.steps[span.first]),
-        named=int(curve.steps[span.named]),
-        last=int(curve.steps[last]),
-        since=int(curve.steps[span.since]),
-        evidence=text,
-        series=name,
-        variant=variant,
-    )
+    return seen("alarm", curve, Span(first=0, named=1, last=len(curve) - 1, since=0), text, name, "reference")
 
 
 def vanished(table: Table, facts: Facts) -> Seen | None:
@@ -155,7 +138,7 @@ def vanished(table: Table, facts: Facts) -> Seen | None:
         f"KL has been {median:.2g} nats per token since step {int(began.steps[span.first])}, {against}: the policy "
         "does not move"
     )
-    return _seen("warning", began, span, span.last, text, name)
+    return seen("warning", began, span, text, name)
 
 
 def pinned(table: Table, facts: Facts) -> Seen | None:
@@ -184,7 +167,7 @@ def pinned(table: Table, facts: Facts) -> Seen | None:
             f"the KL coefficient has sat at its {word} clamp {coef:.3g} since step {int(at.steps[span.first])} while "
             f"KL is {mean:.2g} times its target {target:g}"
         )
-        return _seen("alarm" if word == "upper" else "warning", at, span, span.last, text, "kl/coef", word)
+        return seen("alarm" if word == "upper" else "warning", at, span, text, "kl/coef", word)
     return None
 
 

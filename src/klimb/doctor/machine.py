@@ -6,8 +6,8 @@ import numpy as np
 
 from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
-from klimb.doctor.policy import seen
-from klimb.doctor.stats import Span, joined, spans, trend
+from klimb.doctor.policy import first_of, seen
+from klimb.doctor.stats import Span, spans, trend
 from klimb.doctor.table import Curve, Table
 
 
@@ -70,21 +70,17 @@ def memory_pressure(table: Table, facts: Facts) -> Seen | None:
             continue
         share = curve.values / size
         part = name.removeprefix("memory/").removesuffix("_peak")
-        for severity, key in (("alarm", "memory_alarm"), ("warning", "memory_warning")):
-            found = spans(share > limit(key), 1, 1)
-            if found:
-                peak = float(np.nanmax(curve.values))
-                text = f"{part} peaked at {peak / 2**30:.3g} of {size / 2**30:.3g} GiB ({peak / size:.0%})"
-                now = seen(_severity(severity), curve, joined(found), text, name, part)
-                if worst is None or now.severity == "alarm":
-                    worst = now
-                break
+        levels: dict[Severity, list[Span]] = {
+            "alarm": spans(share > limit("memory_alarm"), 1, 1),
+            "warning": spans(share > limit("memory_warning"), 1, 1),
+        }
+        found = first_of(levels)
+        if found is not None and (worst is None or found[0] == "alarm"):
+            peak = float(np.nanmax(curve.values))
+            text = f"{part} peaked at {peak / 2**30:.3g} of {size / 2**30:.3g} GiB ({peak / size:.0%})"
+            worst = seen(found[0], curve, found[1], text, name, part)
         worst = worst or _growth(curve, name, part, size)
     return worst
-
-
-def _severity(word: str) -> Severity:
-    return "alarm" if word == "alarm" else "warning"
 
 
 def _growth(curve: Curve, name: str, part: str, size: float) -> Seen | None:

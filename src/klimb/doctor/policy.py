@@ -104,17 +104,26 @@ def engine_mismatch(table: Table, facts: Facts) -> Seen | None:
     return None
 
 
-def _start(curve: Curve) -> float | None:
+def start_of(curve: Curve) -> float | None:
+    """What the series started from; None without a finite value."""
     values = curve.finite.values[:START]
     return float(np.median(values)) if len(values) else None
 
 
-def entropy_collapse(table: Table, facts: Facts) -> Seen | None:
+def _entropy(table: Table) -> tuple[Curve, Floats, float] | None:
+    """The series, its values smoothed, and what they started from."""
     curve = table.curve("policy/entropy")
-    start = None if curve is None else _start(curve)
+    start = None if curve is None else start_of(curve)
     if curve is None or start is None:
         return None
-    values = rolling_median(np.where(np.isfinite(curve.values), curve.values, start), 3)
+    return curve, rolling_median(np.where(np.isfinite(curve.values), curve.values, start), 3), start
+
+
+def entropy_collapse(table: Table, facts: Facts) -> Seen | None:
+    entropy = _entropy(table)
+    if entropy is None:
+        return None
+    curve, values, start = entropy
     floor = max(limit("entropy_low"), limit("entropy_fall") * start)
     from_start = start < limit("entropy_low")
     found = spans(values < floor, 4, 5)
@@ -136,16 +145,15 @@ def _solved(table: Table) -> bool:
     mean, top = table.curve("reward/mean"), table.curve("reward/max")
     if mean is None or top is None or len(mean.finite) < 10 or not len(top.finite):
         return False
-    start, now, best = _start(mean), float(np.median(mean.finite.values[-5:])), float(np.max(top.finite.values))
+    start, now, best = start_of(mean), float(np.median(mean.finite.values[-5:])), float(np.max(top.finite.values))
     return start is not None and best > start and now > best - 0.15 * abs(best - start)
 
 
 def entropy_explosion(table: Table, facts: Facts) -> Seen | None:
-    curve = table.curve("policy/entropy")
-    start = None if curve is None else _start(curve)
-    if curve is None or start is None:
+    entropy = _entropy(table)
+    if entropy is None:
         return None
-    values = rolling_median(np.where(np.isfinite(curve.values), curve.values, start), 3)
+    curve, values, start = entropy
     from_start = start > limit("entropy_high")
     bar = limit("entropy_high") if from_start else max(limit("entropy_rise") * start, limit("entropy_risen"))
     found = spans(values > bar, 3, 4)

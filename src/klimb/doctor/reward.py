@@ -6,11 +6,9 @@ import numpy as np
 
 from klimb.doctor.finding import Facts, Seen, Severity
 from klimb.doctor.limits import limit
-from klimb.doctor.policy import first_of, seen
+from klimb.doctor.policy import START, first_of, seen, start_of
 from klimb.doctor.stats import Span, joined, noise, risen, spans
 from klimb.doctor.table import Curve, Table
-
-START = 5
 
 
 def degenerate(table: Table, facts: Facts) -> Seen | None:
@@ -159,8 +157,8 @@ def _first_low(values: np.ndarray, now: float) -> int:
 
 def _spread_at_start(table: Table, mean: Curve) -> float:
     std = table.curve("reward/std")
-    found = std.finite.values[:START] if std is not None else np.array([])
-    return float(np.median(found)) if len(found) else noise(mean.values)
+    found = None if std is None else start_of(std)
+    return noise(mean.values) if found is None else found
 
 
 def _error_of(values: np.ndarray, name: str) -> float:

@@ -110,17 +110,7 @@ def _examine(table: Table, facts: Facts, rules: Sequence[Rule]) -> Examination:
 
 def _finding(code: str, seen: Seen, facts: Facts) -> Finding:
     return Finding(
-        code=code,
-        severity=seen.severity,
-        first=seen.first,
-        named=seen.named,
-        last=seen.last,
-        since=seen.since,
-        evidence=seen.evidence,
-        mechanism=mechanism(code, seen.variant),
-        remedies=remedies(code, seen, facts),
-        series=seen.series,
-        variant=seen.variant,
+        **vars(seen), code=code, mechanism=mechanism(code, seen.variant), remedies=remedies(code, seen, facts)
     )
 
 

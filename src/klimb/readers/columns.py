@@ -11,13 +11,12 @@ import numpy as np
 
 from klimb.doctor.table import Curve, Floats, Steps, Table, episodes_of
 from klimb.readers.names import FRAMEWORKS, find, recognise
+from klimb.report.lines import LARGEST
 
 SERIES = 2000
 """Names that are kept of a file at most."""
 NAME = 300
 """Longest name, in characters."""
-FARTHEST = 2**52
-"""Largest step: beyond it not every whole number is a float."""
 BACKWARDS = 0.1
 """Share of steps that may go back before a series counts as unordered rather than restarted."""
 
@@ -32,7 +31,7 @@ class Columns:
 
     def put(self, name: str, step: int, value: float) -> None:
         """Values beyond the limits are counted in `dropped` and left out."""
-        if len(name) > NAME or abs(step) > FARTHEST:
+        if len(name) > NAME or abs(step) > LARGEST:
             self.dropped += 1
             return
         name = _printable(name)
@@ -51,11 +50,6 @@ class Columns:
     def first(self) -> int:
         """Smallest step of all."""
         return min((min(steps) for steps in self._steps.values()), default=0)
-
-    @property
-    def last(self) -> int:
-        """Largest step of all."""
-        return max((max(steps) for steps in self._steps.values()), default=0)
 
     def append(self, later: Columns) -> None:
         """What another part of the same run logged, after this one."""

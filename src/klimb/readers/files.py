@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from klimb.errors import DataError
 from klimb.readers.columns import Columns
 from klimb.readers.names import STEP_KEYS
+from klimb.report.lines import number as number_of_log
 
 LINE = 4 * 2**20
 """Longest line that is read, in characters: no row of metrics comes near it."""
@@ -24,7 +25,6 @@ DEEP = 6
 TWINS = ("__MIN", "__MAX")
 PREFIX = re.compile(r"^(.{1,200}?) - ")
 """The run's name before a column of a W&B export."""
-NUMBERS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
 @dataclass
@@ -81,22 +81,14 @@ class Sheet:
 
 def number(value: Any) -> float | None:
     """A finite or non-finite number, also as text."""
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool):
         return None
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-    if isinstance(value, str):
-        text = value.strip()
-        if text.lower() in NUMBERS:
-            return NUMBERS[text.lower()]
-        try:
-            return float(text)
-        except ValueError:
-            return None
-    return None
+    if not isinstance(value, str):
+        return number_of_log(value)
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 def flat(row: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from klimb.doctor.finding import Facts
 from klimb.doctor.table import Table
 from klimb.errors import DataError, KlimbError
-from klimb.readers.columns import FARTHEST, Mapped
+from klimb.readers.columns import Mapped
 from klimb.readers.events import event_files, read_events
 from klimb.readers.files import Sheet, read_csv, read_json, read_jsonl
 from klimb.readers.names import FRAMEWORKS
-from klimb.report.files import read_run
+from klimb.report.files import RunFiles, read_run
 
 FORMS = (
     "a klimb run folder, TensorBoard event files, a trainer_state.json (TRL, transformers), or metrics as .jsonl, "
@@ -55,8 +55,9 @@ def read_log(path: Path, source: str | None = None) -> Log:
 
 
 def _folder(path: Path, source: str | None) -> Log:
-    if source in (None, "klimb") and _is_run(path):
-        return _run_folder(path)
+    run = _run(path) if source in (None, "klimb") else None
+    if run is not None:
+        return _of_run(run)
     state = _newest_state(path)
     if state is not None:
         return _log(state, read_json(state), source)
@@ -70,12 +71,13 @@ def _folder(path: Path, source: str | None) -> Log:
     raise DataError(f"{path}: no log in it (it holds: {', '.join(inside) or 'nothing'}); needed: {FORMS}")
 
 
-def _is_run(path: Path) -> bool:
+def _run(path: Path) -> RunFiles | None:
     """A klimb run folder: other frameworks too write a config.yaml, but not this one."""
     if not (path / "metrics.jsonl").is_file() or not (path / "config.yaml").is_file():
-        return False
-    config = read_run(path, samples=False).config
-    return isinstance(config.get("actor_rollout_ref"), dict) and "model_path" in config["actor_rollout_ref"]
+        return None
+    run = read_run(path, samples=False)
+    section = run.config.get("actor_rollout_ref")
+    return run if isinstance(section, dict) and "model_path" in section else None
 
 
 def _newest_state(path: Path) -> Path | None:
@@ -90,19 +92,13 @@ def _newest_state(path: Path) -> Path | None:
     return max((p for p in path.glob("checkpoint-*/trainer_state.json") if p.is_file()), key=steps, default=None)
 
 
-def _run_folder(path: Path) -> Log:
-    run = read_run(path, samples=False)
-    rows = [
-        row
-        for row in run.rows
-        if 0 < row["step"] <= FARTHEST or (row["step"] == 0 and any(key.startswith("eval/") for key in row))
-    ]
-    if not any(row["step"] > 0 for row in rows):
-        raise DataError(f"{path}: a klimb run that has not finished a step yet; nothing to look at")
+def _of_run(run: RunFiles) -> Log:
+    if not any(row["step"] > 0 for row in run.rows):
+        raise DataError(f"{run.folder}: a klimb run that has not finished a step yet; nothing to look at")
     return Log(
-        path=path,
+        path=run.folder,
         source="klimb",
-        table=Table.of(rows),
+        table=Table.of(run.rows),
         facts=Facts.of(run.settings),
         mapping={},
         unmapped=(),

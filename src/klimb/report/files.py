@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,9 @@ from typing import Any, Literal
 import yaml
 
 from klimb import checkpoint
+from klimb.config.load import put_override
 from klimb.console import plain
-from klimb.errors import KlimbError
+from klimb.errors import ConfigError, KlimbError
 from klimb.report.lines import Lines, number, read_samples, whole
 
 PARTS = ("config.yaml", "metrics.jsonl", "samples.jsonl")
@@ -49,22 +51,9 @@ class RunFiles:
         for row in self.interventions:
             overrides = row.get("overrides")
             for override in overrides if isinstance(overrides, list) else ():
-                key, _, value = str(override).partition("=")
-                node: Any = out
-                *sections, leaf = key.split(".")
-                for section in sections:
-                    node = node.setdefault(section, {}) if isinstance(node, dict) else None
-                if isinstance(node, dict):
-                    node[leaf] = _value(value)
+                with suppress(ConfigError):  # a damaged record changes nothing
+                    put_override(out, str(override))
         return out
-
-
-def _value(text: str) -> Any:
-    """An override's value; numbers as this project writes them (1e-05 is a text to YAML 1.1)."""
-    try:
-        return float(text) if "." in text or "e" in text else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError):
-        return text
 
 
 def read_run(folder: Path, samples: bool = True) -> RunFiles:

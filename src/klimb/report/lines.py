@@ -16,6 +16,7 @@ TEXT = 12_000_000
 """Characters of prompts and responses a report holds at most; beyond it the longest are cut."""
 EXTREMES = 100
 """Samples of the highest and of the lowest reward that are always kept."""
+LARGEST = 2**52
 NOT_FINITE = ("nan", "inf", "-inf")
 
 
@@ -80,9 +81,9 @@ def number(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """A step or another count."""
+    """A step or another count, small enough that every one of them is a float."""
     found = number(value)
-    return int(found) if found is not None and math.isfinite(found) and found == int(found) else None
+    return int(found) if found is not None and abs(found) <= LARGEST and found == int(found) else None
 
 
 def read_samples(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -168,15 +168,12 @@ def finding_marks(run: RunFiles) -> list[Mark]:
     from klimb.doctor.rules import examine
     from klimb.doctor.table import Table
 
-    found = examine(
-        Table.of(row for row in run.rows if row["step"] > 0 or "eval/reward" in row), Facts.of(run.settings)
-    )
+    found = examine(Table.of(run.rows), Facts.of(run.settings))
     return [_mark(finding) for finding in found.findings]
 
 
 def _mark(finding: Finding) -> Mark:
-    override = next((r.override for r in finding.remedies if r.override is not None), None)
-    advice = "" if override is None else f" First to try: {override}"
+    advice = "" if finding.first_override is None else f" First to try: {finding.first_override}"
     label = f"{finding.severity} {finding.code}: {finding.evidence}.{advice}"
     return Mark(step=finding.first, end=finding.last, label=label, severity=SEVERITIES[finding.severity])
 
