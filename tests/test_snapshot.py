@@ -46,8 +46,7 @@ def test_the_state_says_how_the_run_stood(run: Path) -> None:
 def test_no_file_of_a_checkpoint_needs_unpickling(run: Path) -> None:
     place = run / "checkpoints" / checkpoint.checkpoint_name(6)
     suffixes = {path.suffix for path in place.rglob("*") if path.is_file()}
-    assert suffixes <= {".json", ".safetensors", ".pt", ".jinja"}
-    assert [path.name for path in place.rglob("*.pt")] == ["optimizer.pt"]  # read with weights_only
+    assert suffixes <= {".json", ".safetensors", ".jinja"}
 
 
 def test_a_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.batch import Split
@@ -42,13 +44,18 @@ from klimb.models.load import (
     pad_id,
     with_adapter,
 )
+from klimb.models.sharded import shard
+from klimb.ranks import ALONE, Ranks
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
+from klimb.reward.divided import DividedComponent
 from klimb.reward.model import RewardModel, RewardModelSettings
 from klimb.reward.table import FunctionSpec, make_components
 from klimb.reward.workers import WorkerPool
-from klimb.rollout.base import Sampling
+from klimb.rollout.base import Sampler, Sampling
+from klimb.rollout.divided import DividedSampler
 from klimb.rollout.hf import HFSampler
+from klimb.rollout.replica import ReplicaSampler
 from klimb.run import Run
 from klimb.runlog import RunLog
 from klimb.types import Prompt
@@ -114,13 +121,32 @@ def load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase, screen: Scr
     return Data(train=out["train"], eval=out["eval"], longest=longest)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How models are divided among ranks. divide: in place."""
+
+    ranks: Ranks
+    divide: Callable[[nn.Module], None]
+
+
+def make_division(config: RunConfig, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Division | None:
+    if config.training.trainer == "single":
+        return None
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    return Division(ranks=ranks, divide=lambda module: shard(module, mesh, dtype))
+
+
 def make_pool(config: RunConfig) -> WorkerPool:
     r = config.reward_model
     return WorkerPool(workers=r.workers, timeout_seconds=r.timeout_seconds, max_failed_fraction=r.max_failed_fraction)
 
 
 def build_components(
-    config: RunConfig, pool: WorkerPool, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    config: RunConfig,
+    pool: WorkerPool,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    division: Division | None = None,
 ) -> tuple[RewardComponent, ...]:
     """The reward functions and, behind them, the reward model."""
     r = config.reward_model
@@ -133,8 +159,17 @@ def build_components(
             max_tokens=config.actor_rollout_ref.max_tokens_per_micro_batch,
             trust_remote_code=config.actor_rollout_ref.trust_remote_code,
         )
-        components = (*components, RewardModel(settings, policy_tokenizer=tokenizer, device=device))
-    return tuple(components)
+        model = RewardModel(
+            settings,
+            policy_tokenizer=tokenizer,
+            device=device,
+            ranks=ALONE if division is None else division.ranks,
+            divide=None if division is None else division.divide,
+        )
+        components = (*components, model)
+    if division is None:
+        return tuple(components)
+    return tuple(DividedComponent(component, division.ranks) for component in components)
 
 
 def reward_settings(config: RunConfig, posture: Posture) -> RewardSettings:
@@ -163,7 +198,12 @@ def samplings(
 
 
 def build_run(
-    config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, interventions: Sequence[Intervention] = ()
+    config: RunConfig,
+    folder: Path,
+    screen: Screen,
+    pool: WorkerPool,
+    interventions: Sequence[Intervention] = (),
+    ranks: Ranks = ALONE,
 ) -> Run:
     """Everything loaded and checked, cheap things first. `pool` stays the caller's to close. interventions: what the
     guard changed before the checkpoint that the run goes on from."""
@@ -179,15 +219,21 @@ def build_run(
     if not data.train:
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     counts = count(config, posture, len(data.train))
-    components = build_components(config, pool, tokenizer, device)
+    division = make_division(config, ranks, device, dtype)
+    components = build_components(config, pool, tokenizer, device, division)
     _check_eval(config, data, components)
-    actor_model = load_policy(config, actor_folder, device)
+    # Models to be divided are loaded whole into host memory: of the device's each rank needs its part only.
+    place = device if division is None else torch.device("cpu")
+    actor_model = load_policy(config, actor_folder, place)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
-    roles = _roles(config, posture, actor_model, device)
-    if t.activation_checkpointing:
-        recompute_activations(body_of(actor_model))
-        if roles.critic is not None:
-            recompute_activations(roles.critic.body)
+    roles = _roles(config, posture, actor_model, place)
+    sampler = make_sampler(config, actor_model, tokenizer, device, dtype, division)
+    floor = Floor(
+        rate=measured_rate(device, dtype) * ranks.size,
+        actor=cost_of(actor_model),
+        critic=None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0),
+    )
+    _prepare(roles, t.activation_checkpointing, division)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture).model_dump(mode="json")
     actor_schedule = make_schedule(config, actor_steps(config, counts), posture.lr)
@@ -213,7 +259,7 @@ def build_run(
         critic=None if roles.critic is None else make_trainable(roles.critic, critic_schedule, t.weight_decay),
         controller=make_controller(config, posture),
         follow=make_follow(config, posture),
-        sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
+        sampler=sampler,
         sampling=sampling,
         greedy_sampling=replace(sampling, temperature=0.0) if config.algorithm.estimator.needs_greedy else None,
         eval_sampling=eval_sampling,
@@ -222,16 +268,40 @@ def build_run(
         components=components,
         reward_settings=reward_settings(config, posture),
         moments=Moments(),
-        floor=Floor(
-            rate=measured_rate(device, dtype),
-            actor=cost_of(actor_model),
-            critic=None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0),
-        ),
-        log=RunLog(folder, config.logging, folder.name, complete),
+        floor=floor,
+        log=RunLog(folder, config.logging, folder.name, complete, writes=ranks.is_first),
         screen=screen,
-        last_words=LastWords(folder),
+        last_words=LastWords(folder, speaks=ranks.is_first),
         watch=Watch(Facts.of(complete)),
+        ranks=ranks,
     )
+
+
+def make_sampler(
+    config: RunConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    dtype: torch.dtype,
+    division: Division | None,
+) -> Sampler:
+    """Made before the model is divided, of which every rank then samples from a whole copy."""
+    if division is None:
+        return HFSampler(model, tokenizer, slots(config, device), dtype)
+    replica = ReplicaSampler(model, tokenizer, slots(config, device), dtype, device)
+    return DividedSampler(replica, division.ranks)
+
+
+def _prepare(roles: Roles, checkpointing: bool, division: Division | None) -> None:
+    """Activation checkpointing inside of what is divided: a block is gathered before it runs again."""
+    if checkpointing:
+        recompute_activations(body_of(roles.actor))
+        if roles.critic is not None:
+            recompute_activations(roles.critic.body)
+    if division is not None:
+        for model in (roles.actor, roles.reference, roles.critic):
+            if model is not None:
+                division.divide(model)
 
 
 def load_policy(config: RunConfig, folder: Path, device: torch.device) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from klimb.errors import CheckpointError
+from klimb.ranks import ALONE, Ranks
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -41,19 +42,21 @@ def listed(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def write(folder: Path, step: int, fill: Callable[[Path], None]) -> Path:
-    """Make checkpoint `step` in `folder`; `fill` writes its files into the given place.
+def write(folder: Path, step: int, fill: Callable[[Path], None], ranks: Ranks = ALONE) -> Path:
+    """Make checkpoint `step` in `folder`; `fill` writes its files into the given place, every rank its own.
 
     On an error nothing is left behind and older checkpoints are untouched. Raises CheckpointError when the disk
     refuses.
     """
     final = folder / checkpoint_name(step)
     temporary, aside = folder / f"{final.name}.tmp", folder / f"{final.name}.old.tmp"
-    try:
+
+    def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        fill(temporary)
+
+    def end() -> None:
         _seal(temporary)
         if final.exists():  # a damaged one of the same number, or the same state saved again
             shutil.rmtree(aside, ignore_errors=True)
@@ -61,10 +64,18 @@ def write(folder: Path, step: int, fill: Callable[[Path], None]) -> Path:
         temporary.rename(final)
         _sync(folder)
         shutil.rmtree(aside, ignore_errors=True)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
+
+    def undo() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         if aside.exists() and not final.exists():
             aside.rename(final)
+
+    try:
+        ranks.first(begin)
+        fill(temporary)
+        ranks.first(end)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
+        ranks.first(undo)
         kept = [path.name for path in listed(folder)]
         raise CheckpointError(
             f"{final}: the checkpoint could not be written: {error}. "

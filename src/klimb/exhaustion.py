@@ -58,12 +58,15 @@ class Words:
 class LastWords:
     """The phase that a run is in, on disk for as long as it runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self._place = folder / NAME
+    def __init__(self, folder: Path, speaks: bool = True) -> None:
+        """speaks: False on all ranks but the first."""
+        self._place, self._speaks = folder / NAME, speaks
         self._kills = kills()
 
     def say(self, step: int, part: str) -> None:
         """A write without a sync: it has to outlive the process, not the machine."""
+        if not self._speaks:
+            return
         words = {"step": step, "part": part, "kills": self._kills}
         try:
             self._place.write_text(json.dumps(words), encoding="utf-8")
@@ -71,7 +74,8 @@ class LastWords:
             return  # a full disk is said by what has to be written, not by this
 
     def end(self) -> None:
-        self._place.unlink(missing_ok=True)
+        if self._speaks:
+            self._place.unlink(missing_ok=True)
 
 
 def left_behind(folder: Path) -> Words | None:

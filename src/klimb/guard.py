@@ -20,6 +20,7 @@ from klimb.config.schema import RunConfig
 from klimb.derive import actor_steps, make_controller, make_recipe, make_schedule, make_split
 from klimb.doctor.finding import Facts, Finding
 from klimb.ladder import Intervention, all_overrides, climb
+from klimb.models.sharded import whole_weights
 from klimb.run import Run, run_parts
 from klimb.runlog import json_line
 from klimb.snapshot import State
@@ -44,24 +45,32 @@ def keep_if_healthy(run: Run, state: State, row: Mapping[str, float], findings: 
     folder, every = run.folder / "healthy", run.config.diagnostics.healthy_every_phases
     if not is_on(run) or state.step % every or not run.watch.is_calm(findings):
         return
-    checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
+    checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row), run.ranks)
+    run.ranks.first(lambda: _prune(run))
+
+
+def _prune(run: Run) -> None:
     saved = checkpoint.listed(run.folder / "checkpoints")
     newest = (checkpoint.step_of(saved[-1]) or 0) if saved else 0
     # A run that resumes from the newest checkpoint must find those that a run without a stop would have there.
-    for path in [p for p in checkpoint.listed(folder)[1:] if (checkpoint.step_of(p) or 0) <= newest][:-KEPT]:
+    kept = checkpoint.listed(run.folder / "healthy")[1:]
+    for path in [p for p in kept if (checkpoint.step_of(p) or 0) <= newest][:-KEPT]:
         shutil.rmtree(path)
 
 
 def begin(run: Run, state: State, row: Mapping[str, float]) -> None:
     """A run that goes on with the guard newly switched on has one state to go back to: this one."""
-    if is_on(run) and not checkpoint.listed(run.folder / "healthy") and state.step:
+    if is_on(run) and state.step and run.ranks.first(lambda: not checkpoint.listed(run.folder / "healthy")):
         folder = run.folder / "healthy"
-        checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
+        checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row), run.ranks)
 
 
 def forget(run: Run, beyond: int) -> None:
     """Remove the snapshots beyond a step: they are of a path not taken, or the run is over (-1)."""
-    folder = run.folder / "healthy"
+    run.ranks.first(lambda: _forget(run.folder / "healthy", beyond))
+
+
+def _forget(folder: Path, beyond: int) -> None:
     checkpoint.clean(folder)
     for path in checkpoint.listed(folder):
         if (checkpoint.step_of(path) or 0) > beyond:
@@ -77,7 +86,7 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding]) -> tuple[Run, S
     the restored state is saved with what was changed, and only then is the log cut back to it.
     """
     alarm = min(alarms, key=lambda f: (f.since, f.named))
-    source = _source(run, alarm)
+    source = run.ranks.first(lambda: _source(run, alarm))
     if source is None or len(state.interventions) >= run.config.diagnostics.max_interventions:
         return None
     moved_on = run.prompts.state_dict()
@@ -100,25 +109,30 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding]) -> tuple[Run, S
     back = replace(restored.state, interventions=(*state.interventions, intervention))
     of_source = with_overrides(run.base_config, all_overrides(restored.state.interventions))
     run = retuned(run, of_source, with_overrides(run.config, overrides), raised or rung == "kl")
-    run.sampler.load_weights(iter(run.roles.actor.named_parameters()), back.step)
+    run.sampler.load_weights(whole_weights(run.roles.actor), back.step)
     run.log.set_aside(restored.offsets, f"abandoned-{intervention.number}")
     back = _save(run, back, restored)
     forget(run, back.step)
-    run.log.rewind(restored.offsets, back.step)
-    write_record(run.folder, back)
+    run.ranks.first(lambda: _cut_back(run, restored.offsets, back))
     run.watch.remember(run.log.rows(), facts_of(run.config))
     run.screen.warn(said(intervention))
     return run, back
 
 
+def _cut_back(run: Run, offsets: Mapping[str, int], back: State) -> None:
+    run.log.rewind(offsets, back.step)
+    write_record(run.folder, back)
+
+
 def _save(run: Run, back: State, restored: snapshot.Restored) -> State:
     """The restored state as the newest checkpoint, its log offsets those of the source."""
     folder = run.folder / "checkpoints"
-    checkpoint.set_aside(folder, back.step)
-    if back.best_step not in (None, back.step, *(checkpoint.step_of(path) for path in checkpoint.listed(folder))):
+    run.ranks.first(lambda: checkpoint.set_aside(folder, back.step))
+    listed = run.ranks.first(lambda: checkpoint.listed(folder))
+    if back.best_step not in (None, back.step, *(checkpoint.step_of(path) for path in listed)):
         back = replace(back, best_step=None, best_value=None)  # a later best had taken its place, and went too
     parts = replace(run_parts(run), offsets=restored.offsets)
-    checkpoint.write(folder, back.step, lambda place: snapshot.fill(place, parts, back, restored.metrics))
+    checkpoint.write(folder, back.step, lambda place: snapshot.fill(place, parts, back, restored.metrics), run.ranks)
     return back
 
 

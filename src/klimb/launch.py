@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
+from rich.console import Console
 from rich.progress import Progress
 
 from klimb import checkpoint, guard, loop, snapshot
@@ -43,6 +45,9 @@ from klimb.evaluation import EvalResult, run_eval
 from klimb.exhaustion import OutOfMemory, Words, explain, left_behind, obituary
 from klimb.ladder import Intervention
 from klimb.models.load import load_causal_lm, load_tokenizer
+from klimb.processes import as_started, is_rank, joined
+from klimb.processes import start as start_ranks
+from klimb.ranks import Ranks
 from klimb.reward.workers import WorkerPool
 from klimb.rollout.hf import HFSampler
 from klimb.run import Run, run_parts
@@ -73,15 +78,35 @@ class RunResult:
 def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) -> RunResult:
     """Run the config to its end, or on from its newest checkpoint. recipe: the first part of a folder's default name.
 
+    With training.trainer fsdp in ranks of its own, or as one of the ranks where torchrun or Ray started this process.
     Raises KlimbError for everything that is the user's to mend, before any episode is sampled where that can be known.
     """
     _refuse_bootstrapping()
+    config = as_started(config)
     check_runnable(config)
+    t = config.training
+    if t.trainer == "single" or is_rank():
+        with joined(config) as ranks:
+            folder, start = ranks.first(lambda: place(config, recipe))
+            return _train(config, folder, start, screen, ranks)
     folder, start = place(config, recipe)
-    with screen or Screen() as shown, _alone_in(folder), make_pool(config) as pool:
-        start = _find_start(config, folder, start, shown)
+    return start_ranks(_train_rank, (config, folder, start), t.num_processes, config.cluster.max_restarts)
+
+
+def _train_rank(config: RunConfig, folder: Path, start: Path | None) -> RunResult:
+    """One local rank's part. Started again, it goes on from the newest checkpoint of the folder."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        start = None
+    with joined(config) as ranks:
+        return _train(config, folder, start, None, ranks)
+
+
+def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen | None, ranks: Ranks) -> RunResult:
+    shown = screen or (Screen() if ranks.is_first else Screen(Console(quiet=True)))
+    with shown, _alone_in(folder, ranks), make_pool(config) as pool:
+        start = ranks.first(lambda: _find_start(config, folder, start, shown))
         words = left_behind(folder)
-        run = _built(config, folder, shown, pool, start)
+        run = _built(config, folder, shown, pool, start, ranks)
         try:
             _mourn(run, words)
             state = _begin(run, start)
@@ -100,20 +125,24 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Generator[None]:
+def _alone_in(folder: Path, ranks: Ranks) -> Generator[None]:
     """Hold the run folder: two processes in one would cut each other's logs and remove each other's saves.
 
     The lock goes with the process, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
-        # A report looks for a moment whether the lock is held, by holding it: ask more than once.
-        if not any(_locked(file) or time.sleep(0.1) for _ in range(5)):
-            raise KlimbError(
-                f"{folder}: another klimb process is running in this folder. Wait for it, stop it, or give this run a "
-                "folder of its own with run.name=NEW_NAME"
-            )
+        ranks.first(lambda: _lock(folder, file))
         yield
+
+
+def _lock(folder: Path, file: TextIO) -> None:
+    # A report looks for a moment whether the lock is held, by holding it: ask more than once.
+    if not any(_locked(file) or time.sleep(0.1) for _ in range(5)):
+        raise KlimbError(
+            f"{folder}: another klimb process is running in this folder. Wait for it, stop it, or give this run a "
+            "folder of its own with run.name=NEW_NAME"
+        )
 
 
 def _locked(file: TextIO) -> bool:
@@ -186,9 +215,9 @@ def _find_start(config: RunConfig, folder: Path, start: Path | None, screen: Scr
     return start
 
 
-def _built(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, start: Path | None) -> Run:
+def _built(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, start: Path | None, ranks: Ranks) -> Run:
     try:
-        return build_run(config, folder, screen, pool, snapshot.read_interventions(start))
+        return build_run(config, folder, screen, pool, snapshot.read_interventions(start), ranks)
     except (MemoryError, RuntimeError) as error:
         if not is_exhausted(error):
             raise
@@ -230,20 +259,24 @@ def _begin(run: Run, start: Path | None) -> State:
         state, offsets, metrics = restored.state, restored.offsets, restored.metrics
         for text in restored.warnings:
             run.screen.warn(text)
-        for text in checkpoint.set_aside(run.folder / "checkpoints", state.step):
+        for text in run.ranks.first(lambda: checkpoint.set_aside(run.folder / "checkpoints", state.step)):
             run.screen.warn(text)
         run.screen.say(
             f"resuming from {start}: step {state.step}, {state.episodes:,} of {run.counts.episodes:,} episodes"
         )
     guard.forget(run, state.step if start is not None else -1)
-    run.log.begin(offsets, state.step)
+    run.ranks.first(lambda: _begin_files(run, state, offsets))
     run.watch.remember(run.log.rows(), run.watch.facts)
-    guard.write_record(run.folder, state)
     guard.begin(run, state, metrics)
+    return state
+
+
+def _begin_files(run: Run, state: State, offsets: Mapping[str, int]) -> None:
+    run.log.begin(offsets, state.step)
+    guard.write_record(run.folder, state)
     complete = filled(run.base_config, resolve(run.base_config))
     text = dump_config(complete.model_dump(mode="json"))
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
-    return state
 
 
 def _recorded_config(start: Path) -> RunConfig:

@@ -20,6 +20,8 @@ from klimb.algos.table import ADVANTAGES, Phase
 from klimb.batch import Minibatch, trimmed
 from klimb.models.forward import token_scores, values_and_end
 from klimb.models.load import Critic
+from klimb.models.sharded import release
+from klimb.ranks import ALONE, Ranks
 from klimb.recipe import Recipe
 from klimb.selection import Metrics, columns, correction_weights, draw_rows, trained_tokens
 from klimb.types import Batch, ScoredBatch, TrainBatch
@@ -49,6 +51,7 @@ def score_tokens(
     recipe: Recipe,
     skip_old: bool = False,
     value_parts: Minibatch | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[ScoredBatch, Metrics]:
     """The passes before any update, over the first epoch's own micro-batches.
 
@@ -62,10 +65,10 @@ def score_tokens(
     values = last_values = None
     with torch.no_grad():
         if recipe.explicit and not skip_old:
-            old = _logprob_pass(roles.actor, batch, parts, recipe)
-        ref = None if roles.reference is None else _logprob_pass(roles.reference, batch, parts, recipe)
+            old = _logprob_pass(roles.actor, batch, parts, recipe, ranks)
+        ref = None if roles.reference is None else _logprob_pass(roles.reference, batch, parts, recipe, ranks)
         if roles.critic is not None:
-            values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe)
+            values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe, ranks)
             last_values = torch.where(batch.cut_off, ends, 0.0) if recipe.bootstrap else None
     scored = ScoredBatch(**columns(batch), old_logprobs=old, ref_logprobs=ref, values=values, last_values=last_values)
     forwards = len(parts) if recipe.explicit and not skip_old else 0
@@ -75,23 +78,31 @@ def score_tokens(
     return scored, metrics
 
 
-def _logprob_pass(model: PreTrainedModel, batch: Batch, parts: Sequence[Tensor], recipe: Recipe) -> Tensor:
+def _logprob_pass(
+    model: PreTrainedModel, batch: Batch, parts: Sequence[Tensor], recipe: Recipe, ranks: Ranks
+) -> Tensor:
     out = torch.zeros_like(batch.sampler_logprobs)
-    for rows in parts:
-        b = trimmed(batch, rows).to(model.device)
+    for turn in ranks.turns(parts):
+        b = trimmed(batch, turn.rows).to(model.device)
         scores = token_scores(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype)
-        out[rows, : b.tokens.shape[1]] = scores.logprobs.to(out.device)
-    return out
+        if not turn.is_filler:
+            out[turn.rows, : b.tokens.shape[1]] = scores.logprobs.to(out.device)
+    release(model)
+    return ranks.sum(out)
 
 
-def _value_pass(critic: Critic, batch: Batch, parts: Sequence[Tensor], recipe: Recipe) -> tuple[Tensor, Tensor]:
+def _value_pass(
+    critic: Critic, batch: Batch, parts: Sequence[Tensor], recipe: Recipe, ranks: Ranks
+) -> tuple[Tensor, Tensor]:
     values, ends = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.rewards)
-    for rows in parts:
-        b = trimmed(batch, rows).to(critic.head.weight.device)
+    for turn in ranks.turns(parts):
+        b = trimmed(batch, turn.rows).to(critic.device)
         of_part, ends_of_part = values_and_end(critic, b.tokens, b.attention, b.mask, recipe.dtype)
-        values[rows, : b.tokens.shape[1]] = of_part.to(values.device)
-        ends[rows] = ends_of_part.to(ends.device)
-    return values, ends
+        if not turn.is_filler:
+            values[turn.rows, : b.tokens.shape[1]] = of_part.to(values.device)
+            ends[turn.rows] = ends_of_part.to(ends.device)
+    release(critic)
+    return ranks.sum(values), ranks.sum(ends)
 
 
 def policy_metrics(batch: ScoredBatch, logprobs: Tensor, engine: bool) -> Metrics:

@@ -24,6 +24,7 @@ from klimb.floor import Work
 from klimb.interrupt import Interrupt
 from klimb.ladder import is_curable
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
+from klimb.models.sharded import whole_weights
 from klimb.phase import Phase, play
 from klimb.run import Run, run_parts
 from klimb.seeds import derive_seed
@@ -37,16 +38,17 @@ def train(run: Run, state: State) -> State:
     """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
     guard had nothing left to try: then the newest checkpoint is from before the alarm."""
     interrupt = Interrupt()
-    run.sampler.load_weights(iter(run.roles.actor.named_parameters()), state.step)
+    run.sampler.load_weights(whole_weights(run.roles.actor), state.step)
     with interrupt.listening():
         if state == State():
             row = _before_training(run)
             guard.keep_if_healthy(run, state, row, ())
-        stopping = interrupt.asked
+        stopping = run.ranks.any(interrupt.asked)
         while state.episodes < run.counts.episodes and not stopping:
             before = state
             state, row = _turn(run, state)
-            stopping = interrupt.asked  # read once: a signal after this line is seen after the next turn, and saved
+            # Read once: a signal after this line is seen after the next turn, and saved.
+            stopping = run.ranks.any(interrupt.asked)
             alarms = _examine(run, state, row)
             if alarms and run.config.diagnostics.on_alarm == "rollback":
                 rolled = guard.roll_back(run, state, alarms)
@@ -99,7 +101,7 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         epochs = split_phase(forward_lengths(phase.batch), phase.batch.group, run.split, seed)
         skip_old = not warming_up and is_on_policy(epochs, run.recipe)
         scored_batch, score_metrics = score_tokens(
-            phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase)
+            phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase), run.ranks
         )
         generator = torch.Generator().manual_seed(derive_seed(seed, "filtration"))
         train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
@@ -107,8 +109,9 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         lr, kl_coef = run.actor.lr, run.controller.coef
         if not torch.equal(forward_lengths(train_batch), forward_lengths(phase.batch)):
             epochs = split_phase(forward_lengths(train_batch), train_batch.group, run.split, seed)  # rows were left out
-        update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
-    run.sampler.load_weights(iter(run.roles.actor.named_parameters()), step)
+        actor = None if warming_up else run.actor
+        update_metrics = update(actor, run.critic, train_batch, epochs, run.recipe, kl_coef, run.ranks)
+    run.sampler.load_weights(whole_weights(run.roles.actor), step)
     measured = {**score_metrics, **update_metrics}
     # While the critic warms up the policy stays where it is: there is nothing to steer.
     follow_metrics = {} if warming_up else _steer(run, measured, phase.with_token)
@@ -131,6 +134,7 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     work = _work(run, phase, train_batch, old=score_metrics["policy/old_forwards"] > 0, warming_up=warming_up)
     tokens = {"rollout": work.rollout_scored, "update": work.update_read}
     times = clock.metrics(tokens, episodes) | run.floor.shares(work.operations(run.floor), clock.seconds)
+    row, times = run.ranks.first(lambda: (row, times))  # what the doctor decides by is the same everywhere
     run.log.samples(step, phase.scored[: run.config.logging.samples_per_phase])
     run.log.metrics({**row, **times})
     run.screen.row({**row, **times})
@@ -202,5 +206,5 @@ def _note_best(run: Run, state: State, row: dict[str, Any]) -> State:
 
 def _save(run: Run, state: State, row: dict[str, Any]) -> None:
     folder = run.folder / "checkpoints"
-    checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row))
-    checkpoint.prune(folder, run.config.training.keep_checkpoints, state.best_step)
+    checkpoint.write(folder, state.step, lambda place: snapshot.fill(place, run_parts(run), state, row), run.ranks)
+    run.ranks.first(lambda: checkpoint.prune(folder, run.config.training.keep_checkpoints, state.best_step))

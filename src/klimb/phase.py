@@ -40,6 +40,7 @@ def play(run: Run, episodes: int, step: int, seed: int, clock: Clock) -> Phase:
         greedy, mean = _greedy(run, samples, run.greedy_sampling, step, clock)
         batch, greedy_metrics = with_greedy(batch, shape_rewards(greedy, run.recipe)[0])
         metrics |= greedy_metrics | mean
+    run.sampler.sleep()
     metrics = report.metrics | metrics | group_metrics(batch)
     with_token = int(batch.mask.any(dim=1).sum())
     return Phase(samples=samples, scored=scored, batch=batch, with_token=with_token, metrics=metrics)

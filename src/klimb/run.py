@@ -19,6 +19,7 @@ from klimb.exhaustion import LastWords
 from klimb.floor import Floor
 from klimb.follow import Follow
 from klimb.learn import Roles
+from klimb.ranks import Ranks
 from klimb.recipe import Recipe
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
@@ -64,6 +65,7 @@ class Run:
     screen: Screen
     watch: Watch
     last_words: LastWords
+    ranks: Ranks
 
 
 def run_parts(run: Run) -> snapshot.Parts:
@@ -75,4 +77,5 @@ def run_parts(run: Run) -> snapshot.Parts:
         critic=run.critic,
         stateful={"controller": run.controller, "follow": run.follow, "prompts": run.prompts, "moments": run.moments},
         offsets=run.log.offsets(),
+        ranks=run.ranks,
     )

@@ -25,11 +25,18 @@ Sink = Callable[[int, Mapping[str, float]], None]
 
 
 class RunLog:
-    """Open for one process's part of a run."""
+    """Open for one process's part of a run. writes: False on all ranks but the first, which read only."""
 
-    def __init__(self, folder: Path, config: LoggingConfig, name: str, hyperparameters: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: LoggingConfig,
+        name: str,
+        hyperparameters: Mapping[str, Any],
+        writes: bool = True,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._config = folder, config
+        self._folder, self._config, self._writes = folder, config, writes
         self._name, self._hyperparameters = name, hyperparameters
         self._sinks: list[Sink] = []
         self._closers: list[Callable[[], None]] = []
@@ -40,6 +47,8 @@ class RunLog:
 
     def begin(self, offsets: Mapping[str, int], step: int) -> None:
         """Cut the files back to a checkpoint's offsets and open the other places for steps above `step`."""
+        if not self._writes:
+            return
         for name in FILES:
             place = self._folder / name
             if self._size(name) > offsets.get(name, 0):
@@ -56,6 +65,8 @@ class RunLog:
 
     def set_aside(self, offsets: Mapping[str, int], name: str) -> None:
         """Copy the metrics beyond a checkpoint's offset to metrics.NAME.jsonl."""
+        if not self._writes:
+            return
         with (self._folder / "metrics.jsonl").open("rb") as file:
             file.seek(offsets.get("metrics.jsonl", 0))
             (self._folder / f"metrics.{name}.jsonl").write_bytes(file.read())
@@ -88,7 +99,7 @@ class RunLog:
         self._sinks.clear()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not rows:
+        if not rows or not self._writes:
             return
         place = self._folder / name
         try:

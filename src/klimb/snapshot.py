@@ -2,7 +2,7 @@
 
 actor/          Hugging Face folder that transformers and vLLM open directly, tokenizer included
 critic/         body and value head, where there is a critic
-optimizer.pt    both optimizers; read with weights_only, nothing is unpickled
+optimizer/      both optimizers, one safetensors file of each rank; any other number of ranks can read them
 state.json      step, episodes, posture, controller, data position, reward moments, config, versions, log offsets
 rng.safetensors torch's generator
 manifest.json   sizes and sha256, by checkpoint.py
@@ -10,6 +10,7 @@ manifest.json   sizes and sha256, by checkpoint.py
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -21,13 +22,18 @@ from typing import Any, Protocol, cast
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.optimizer import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.config.schema import RolloutConfig, RunConfig
 from klimb.errors import CheckpointError
 from klimb.ladder import Intervention
 from klimb.models.load import VALUE_HEAD, Critic
+from klimb.models.sharded import whole
+from klimb.ranks import Ranks
+from klimb.sharded_state import is_sharded, load_optimizers, load_weights, save_optimizers, save_weights
 from klimb.update import Trainable
 from klimb.version import VERSION
 
@@ -74,6 +80,10 @@ class Parts:
     critic: Trainable | None
     stateful: Mapping[str, Any]
     offsets: Mapping[str, int]
+    ranks: Ranks
+
+    def optimizers(self) -> dict[str, tuple[nn.Module, Optimizer]]:
+        return {name: (t.module, t.optimizer) for name, t in self.trainables().items()}
 
     def trainables(self) -> dict[str, Trainable]:
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
@@ -81,12 +91,44 @@ class Parts:
 
 def fill(folder: Path, parts: Parts, state: State, row: Mapping[str, float]) -> None:
     """Write all files but the manifest. row: the metrics of the phase that led to this state."""
+    ranks = parts.ranks
     actor = cast(PreTrainedModel, parts.actor.module)
-    actor.save_pretrained(folder / "actor")
-    parts.tokenizer.save_pretrained(folder / "actor")
+    _save_model(folder / "actor", actor, ranks)
+    ranks.first(lambda: parts.tokenizer.save_pretrained(folder / "actor"))
     if parts.critic is not None:
-        cast(Critic, parts.critic.module).save(folder / "critic")
-    torch.save({name: t.optimizer.state_dict() for name, t in parts.trainables().items()}, folder / "optimizer.pt")
+        _save_critic(folder / "critic", cast(Critic, parts.critic.module), ranks)
+    save_optimizers(folder / "optimizer", parts.optimizers(), ranks)
+    ranks.first(lambda: _fill_states(folder, parts, state, row))
+
+
+def _save_model(folder: Path, model: PreTrainedModel, ranks: Ranks) -> None:
+    """A folder that transformers opens."""
+    if not is_sharded(model):
+        ranks.first(lambda: model.save_pretrained(folder))
+        return
+    ranks.first(lambda: _save_settings(folder, model))
+    save_weights(folder, model, ranks)
+
+
+def _save_critic(folder: Path, critic: Critic, ranks: Ranks) -> None:
+    if not is_sharded(critic):
+        ranks.first(lambda: critic.save(folder))
+        return
+    _save_model(folder, critic.body, ranks)
+    head = {name: whole(p.detach()) for name, p in critic.head.named_parameters()}
+    ranks.first(lambda: save_file(head, folder / VALUE_HEAD))
+
+
+def _save_settings(folder: Path, model: PreTrainedModel) -> None:
+    folder.mkdir()
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # which torch puts before what it divides
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _fill_states(folder: Path, parts: Parts, state: State, row: Mapping[str, float]) -> None:
     save_file({"torch": torch.get_rng_state()}, folder / "rng.safetensors")
     record = {
         "state": asdict(state),
@@ -136,12 +178,8 @@ def restore(folder: Path, parts: Parts) -> Restored:
     """Put a checkpoint's weights and states into the parts, in place."""
     record = read_record(folder)
     _load_weights(folder, parts)
-    optimizers = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+    _load_optimizers(folder, parts)
     for name, trainable in parts.trainables().items():
-        decays = [group["weight_decay"] for group in trainable.optimizer.param_groups]
-        trainable.optimizer.load_state_dict(optimizers[name])
-        for group, decay in zip(trainable.optimizer.param_groups, decays, strict=True):
-            group["weight_decay"] = decay  # a setting of the config, which may have changed, and no state
         trainable.steps = int(record["optimizer_steps"][name])
     for name, part in parts.stateful.items():
         if name not in record:
@@ -159,16 +197,37 @@ def restore(folder: Path, parts: Parts) -> Restored:
     )
 
 
+def _load_optimizers(folder: Path, parts: Parts) -> None:
+    if not (folder / "optimizer").is_dir():
+        raise CheckpointError(
+            f"{folder}: it has no folder optimizer; it was written by another version of klimb. Start a new run with "
+            "training.resume=never, or resume with that version"
+        )
+    load_optimizers(folder / "optimizer", parts.optimizers())
+
+
 def _load_weights(folder: Path, parts: Parts) -> None:
     modules = {"actor": parts.actor.module}
     if parts.critic is not None:
         critic = cast(Critic, parts.critic.module)
         modules["critic"] = critic.body
-        critic.head.load_state_dict(load_file(folder / "critic" / VALUE_HEAD))
+        _load_head(load_file(folder / "critic" / VALUE_HEAD), critic.head)
     for name, module in modules.items():
+        if is_sharded(module):
+            load_weights(folder / name, module)
+            continue
         model_class = cast(type[PreTrainedModel], type(module))
         saved = model_class.from_pretrained(folder / name, dtype=torch.float32, local_files_only=True)
         _copy(module, saved)
+
+
+@torch.no_grad()
+def _load_head(values: Mapping[str, Tensor], head: nn.Linear) -> None:
+    for name, parameter in head.named_parameters():
+        value = values[name].to(parameter.device)
+        if isinstance(parameter, DTensor):
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        parameter.copy_(value)
 
 
 def _copy(target: nn.Module, source: nn.Module) -> None:

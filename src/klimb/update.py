@@ -8,7 +8,7 @@ step and is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -25,6 +25,8 @@ from klimb.batch import Minibatch, trimmed
 from klimb.learn import policy_metrics
 from klimb.models.forward import backward_scores, can_fuse, token_scores, token_values
 from klimb.models.load import Critic
+from klimb.models.sharded import whole
+from klimb.ranks import ALONE, Ranks, Turn
 from klimb.recipe import Recipe
 from klimb.selection import Metrics
 from klimb.types import TrainBatch
@@ -83,6 +85,18 @@ class Tally:
         for name, value in stats.maxima.items():
             self.maxima[f"{prefix}/{name}"] = max(self.maxima.get(f"{prefix}/{name}", 0.0), float(value))
 
+    def over(self, ranks: Ranks) -> Tally:
+        """One tally of all ranks'. Counts are the same on each; a rank that only kept in step has no sums."""
+        if ranks.size == 1:
+            return self
+        out = Tally(counts=self.counts)
+        for part in ranks.everywhere(lambda: [self]):
+            for name, (numerator, denominator) in part.sums.items():
+                out.add(name, numerator, denominator)
+            for name, value in part.maxima.items():
+                out.maxima[name] = max(out.maxima.get(name, 0.0), value)
+        return out
+
     def metrics(self) -> Metrics:
         means = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom > 0}
         return {**means, **self.maxima, **self.counts}
@@ -106,6 +120,7 @@ def update(
     epochs: Sequence[Sequence[Minibatch]],
     recipe: Recipe,
     kl_coef: float,
+    ranks: Ranks = ALONE,
 ) -> Metrics:
     """All optimizer steps of a phase. actor None: the critic warms up alone.
 
@@ -116,11 +131,12 @@ def update(
     tally, first = Tally(), torch.zeros_like(batch.sampler_logprobs)
     for epoch, minibatches in enumerate(epochs):
         for number, micros in enumerate(minibatches):
-            work = Work(batch=batch, micros=micros, weights=_weights(batch, micros, recipe), recipe=recipe)
+            work = Work(batch=batch, micros=micros, weights=_weights(batch, micros, recipe), recipe=recipe, ranks=ranks)
             if actor is not None:
                 _actor_step(actor, work, kl_coef, tally, first if epoch == number == 0 else None)
             if critic is not None:
                 _critic_step(critic, work, tally)
+    tally, first = tally.over(ranks), ranks.sum(first)
     if actor is None or not epochs[0][0]:
         return tally.metrics()
     # All rows, and in their own order, where they stand for the old pass: sums are rounded as it rounds them.
@@ -130,23 +146,27 @@ def update(
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One optimizer step's share of a phase: its micro-batches, and the weight of every token's loss [B, T]."""
+    """One optimizer step's share of a phase: its micro-batches, the weight of every token's loss [B, T], and the ranks
+    that it is divided among."""
 
     batch: TrainBatch
     micros: Minibatch
     weights: Tensor
     recipe: Recipe
+    ranks: Ranks
 
     @property
     def is_empty(self) -> bool:
         """No token left: every row failed. There is nothing to step on, not even with old momentum."""
         return not self.micros or not bool(self.batch.mask[torch.cat(self.micros)].any())
 
-    def parts(self, device: torch.device) -> Iterator[tuple[Tensor, TrainBatch, Tensor]]:
-        """The rows, and what they are made of, of every micro-batch; the weights [rows, T] of their token losses."""
-        for rows in self.micros:
-            part = trimmed(self.batch, rows).to(device)
-            yield rows, part, self.weights[rows, : part.tokens.shape[1]].to(device)
+    def parts(self, device: torch.device) -> Iterator[tuple[Turn, TrainBatch, Tensor]]:
+        """This rank's turns, what their rows are made of, and the weights [rows, T] of their token losses: 0 in a
+        filler, which so goes through the same layers, backward too, as what it keeps in step with."""
+        for turn in self.ranks.turns(self.micros):
+            part = trimmed(self.batch, turn.rows).to(device)
+            weight = self.weights[turn.rows, : part.tokens.shape[1]].to(device)
+            yield turn, part, torch.zeros_like(weight) if turn.is_filler else weight
 
 
 def _weights(batch: TrainBatch, micros: Minibatch, recipe: Recipe) -> Tensor:
@@ -205,11 +225,13 @@ class View:
 
 @dataclass(kw_only=True)
 class Losses:
-    """The policy's loss over the pieces of one optimizer step, and the sums its metrics are made of."""
+    """The policy's loss over the pieces of one optimizer step, and the sums its metrics are made of. scale: the number
+    of ranks, whose gradients are averaged where the loss is a sum."""
 
     recipe: Recipe
     kl_coef: float
     tally: Tally
+    scale: int = 1
     finite: bool = True
     sums: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -235,15 +257,16 @@ class Losses:
         for name, value in losses.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value.detach())
         self.tally.add_stats("policy", stats)
-        return total
+        return total if self.scale == 1 else total * self.scale
 
 
 def _actor_step(actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: Tensor | None) -> None:
-    """first [B, T]: filled with the log-probs of this step's forward."""
+    """first [B, T]: filled with the log-probs of this step's forward, in this rank's rows."""
     model, recipe = cast(PreTrainedModel, actor.module), work.recipe
-    losses = Losses(recipe=recipe, kl_coef=kl_coef, tally=tally)
+    losses = Losses(recipe=recipe, kl_coef=kl_coef, tally=tally, scale=work.ranks.size)
     fuse = recipe.policy_loss in OF_SINGLE_TOKENS and can_fuse(model)
-    for rows, part, weight in work.parts(model.device):
+    for turn, part, weight in work.parts(model.device):
+        losses.tally = Tally() if turn.is_filler else tally
         view = View.of(part, weight)
         inputs = (model, part.tokens, part.attention, part.mask, recipe.temperature)
         if fuse:
@@ -251,41 +274,38 @@ def _actor_step(actor: Trainable, work: Work, kl_coef: float, tally: Tally, firs
         else:
             scores = token_scores(*inputs, recipe.dtype)
             losses.add(scores.logprobs, scores.entropy, view).backward()
-        if first is not None:
-            first[rows, : part.tokens.shape[1]] = scores.logprobs.detach().to(first.device)
-        tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))
-    _step(actor, losses.finite, recipe.max_grad_norm, "policy", losses.sums, tally, work.is_empty)
+        if first is not None and not turn.is_filler:
+            first[turn.rows, : part.tokens.shape[1]] = scores.logprobs.detach().to(first.device)
+        losses.tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))
+    _step(actor, losses.finite, "policy", losses.sums, tally, work)
 
 
 def _critic_step(critic: Trainable, work: Work, tally: Tally) -> None:
-    module, recipe = critic.module, work.recipe
+    module, recipe, scale = critic.module, work.recipe, work.ranks.size
     assert isinstance(module, Critic)
     finite, total_loss = True, 0.0
-    for _, part, weight in work.parts(module.head.weight.device):
+    for turn, part, weight in work.parts(module.device):
         assert part.values is not None and part.returns is not None
         values = token_values(module, part.tokens, part.attention, part.mask, recipe.dtype)
         token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip, part.mask)
         loss = (token_loss * weight).sum()
         finite = finite and bool(torch.isfinite(loss))
-        loss.backward()
+        (loss if scale == 1 else loss * scale).backward()
         total_loss += float(loss.detach())
-        tally.add_stats("value", stats)
-    _step(critic, finite, recipe.max_grad_norm, "value", {"value/loss": total_loss}, tally, work.is_empty)
+        if not turn.is_filler:
+            tally.add_stats("value", stats)
+    _step(critic, finite, "value", {"value/loss": total_loss}, tally, work)
 
 
 def _step(
-    trainable: Trainable,
-    finite: bool,
-    max_norm: float,
-    room: str,
-    sums: dict[str, float],
-    tally: Tally,
-    is_empty: bool = False,
+    trainable: Trainable, finite: bool, room: str, own_sums: Mapping[str, float], tally: Tally, work: Work
 ) -> None:
-    """Clip once on the accumulated gradient and step, or skip. The schedule goes on either way: its length is fixed."""
-    norm = nn.utils.clip_grad_norm_(trainable.module.parameters(), max_norm)
-    done = finite and bool(torch.isfinite(norm))
-    if done and not is_empty:
+    """Clip once on the accumulated gradient and step, or skip, which all ranks do alike. The schedule goes on either
+    way: its length is fixed."""
+    norm = whole(nn.utils.clip_grad_norm_(trainable.module.parameters(), work.recipe.max_grad_norm))
+    done = not work.ranks.any(not finite or not bool(torch.isfinite(norm)))
+    sums = work.ranks.totals(own_sums)
+    if done and not work.is_empty:
         for group in trainable.optimizer.param_groups:
             group["lr"] = trainable.lr
         trainable.optimizer.step()

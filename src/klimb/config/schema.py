@@ -148,9 +148,9 @@ class TrainingConfig(Section):
     """`training`: optimizer, lengths and checkpoints."""
 
     trainer: Literal["single", "fsdp"] = "single"
-    """single: one process. fsdp: sharded over ranks (not in this version)."""
+    """single: one process. fsdp: weights, gradients and optimizer divided among ranks, which share the work."""
     num_processes: Positive = 1
-    """Local ranks for fsdp."""
+    """Ranks for fsdp, started here; under torchrun and Ray as many as they started."""
     micro_batch_size: Positive = 4
     """Rows per forward and backward. Train batch = micro x accumulation x ranks = one optimizer step."""
     gradient_accumulation_steps: Positive = 8
@@ -234,6 +234,15 @@ class LoggingConfig(Section):
     """Episodes written to samples.jsonl each phase, 0: none."""
 
 
+class ClusterConfig(Section):
+    """`cluster`: where the ranks run."""
+
+    kind: Literal["local", "ray"] = "local"
+    """local: on this machine. ray: on the machines of a Ray cluster (not in this version)."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Times that all ranks start again from the newest checkpoint after one has died."""
+
+
 class FolderConfig(Section):
     """`run`: where the run lives."""
 
@@ -286,6 +295,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     logging: LoggingConfig = LoggingConfig()
+    cluster: ClusterConfig = ClusterConfig()
     run: FolderConfig = FolderConfig()
     compare: CompareConfig = CompareConfig()
 

@@ -17,11 +17,13 @@ from typing import cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from klimb.models.attention import Packed, Sharing, through
 from klimb.models.load import Critic, body_of, head_of
+from klimb.models.sharded import run
 
 CHUNK_LOGITS = 2**23
 """Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
@@ -54,7 +56,7 @@ def token_scores(
     weights when gradients are on. Padding may stand on either side: no model sees it.
     """
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(body_of(model), tokens, attention, mask)
+        hidden, place = _hidden(model, tokens, attention, mask)
         before = _before(hidden, place, mask)
         logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
@@ -70,7 +72,9 @@ def can_fuse(model: PreTrainedModel) -> bool:
 
 
 def _is_plain(head: nn.Module) -> bool:
-    return type(head) is nn.Linear and cast(Tensor | None, head.bias) is None and type(head.weight) is nn.Parameter
+    if type(head) is not nn.Linear or cast(Tensor | None, head.bias) is not None:
+        return False
+    return type(head.weight) is nn.Parameter or isinstance(head.weight, DTensor)
 
 
 def backward_scores(
@@ -90,10 +94,10 @@ def backward_scores(
     through `token_scores`. Returned scores carry no gradient.
     """
     head = head_of(model)
-    weight = cast(nn.Parameter, head.weight)
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(body_of(model), tokens, attention, mask)
+        hidden, place = _hidden(model, tokens, attention, mask)
         before = _before(hidden, place, mask)
+    weight = cast(nn.Parameter, head.weight)  # read behind the body's pass, which gathers it where it is sharded
     targets, leaf = tokens[mask], before.detach()
     by_hidden = torch.zeros_like(leaf)
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
@@ -197,14 +201,14 @@ def values_and_end(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(critic.body, tokens, attention, mask)
+        hidden, place = _hidden(critic, tokens, attention, mask)
     last = torch.where(mask, place, 0).amax(dim=1)
     end = critic.head(hidden[last].float()).squeeze(-1)
     values = critic.head(_before(hidden, place, mask).float()).squeeze(-1)
     return _spread(values, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
-def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _hidden(model: PreTrainedModel | Critic, tokens: Tensor, attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Last hidden states [U, H] of the real tokens, rows end to end; and where each token of [B, T] stands among them,
     -1 for padding. The longest row comes first, so that rows of one length are neighbours. Rows that begin with the
     same prompt (all before the first masked-in token) share its hidden states, which are computed once."""
@@ -218,7 +222,8 @@ def _hidden(body: nn.Module, tokens: Tensor, attention: Tensor, mask: Tensor) ->
     if sharing is not None:
         ids, positions = ids[sharing.kept], positions[sharing.kept]
     packed = Packed.of(lengths[order].tolist(), sharing)
-    return through(body, ids[None], positions[None], packed)[0], place
+    body = model.body if isinstance(model, Critic) else body_of(model)
+    return run(model, through, body, ids[None], positions[None], packed)[0], place
 
 
 def _before(hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:

@@ -40,6 +40,10 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
+    @property
+    def device(self) -> torch.device:
+        return self.body.device
+
     def save(self, folder: Path) -> None:
         """The body as a Hugging Face folder, the head as one safetensors file beside it."""
         self.body.save_pretrained(folder)

@@ -1,7 +1,7 @@
 """Components' outcomes -> one score per episode: weighted sum, running normalisation, clip, and what failed.
 
-Two halves, so that ranks can score their own rows and then finish over all of them: `collect` asks the
-components, `finish` does everything that looks at the whole batch. `score_samples` is both in a row.
+Two halves: `collect` asks the components, `finish` does everything that looks at the whole batch. `score_samples` is
+both in a row.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def score_samples(
     moments: Moments | None,
     learn_moments: bool = True,
 ) -> tuple[tuple[Scored, ...], RewardReport]:
-    """Score a batch that lies whole on this rank. See `collect` and `finish`."""
+    """Score a whole batch. See `collect` and `finish`."""
     return finish(collect(samples, components), settings, moments, learn_moments)
 
 

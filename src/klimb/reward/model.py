@@ -7,7 +7,7 @@ end token may be appended to an answer cut off at the limit, for a model that wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from klimb.errors import ModelError
+from klimb.models.sharded import release, run
+from klimb.ranks import ALONE, Ranks
 from klimb.reward.base import Outcome, failed, valued
 from klimb.types import Sample
 
@@ -48,14 +50,17 @@ class RewardModel:
         device: torch.device | str = "cpu",
         name: str = "model",
         weight: float = 1.0,
+        ranks: Ranks = ALONE,
+        divide: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
-        """Load in float32. Raises ModelError for a folder that holds no trained scorer with one label."""
+        """Load in float32. divide: shards the model among the ranks, in place. Raises ModelError for a folder that
+        holds no trained scorer with one label."""
         self.name = name
         self.weight = weight
         self._settings = settings
         self._device = torch.device(device)
         self._tokenizer = _load_tokenizer(settings)
-        self._model = load_scorer(settings).to(self._device)
+        self._model, self._ranks = load_scorer(settings), ranks if divide is not None else ALONE
         self.token_ids = same_tokenizer(policy_tokenizer, self._tokenizer)
         self._limit = getattr(self._model.config, "max_position_embeddings", None)
         rows = int(self._model.get_input_embeddings().weight.shape[0])
@@ -65,16 +70,26 @@ class RewardModel:
                 f"{settings.path}: the tokenizer has the token id {largest}, the model has embeddings for {rows} "
                 "ids only. Save the tokenizer the model was trained with beside it."
             )
+        if divide is not None:
+            divide(self._model)
+        else:
+            self._model.to(self._device)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One score per sample, in order and independent of how rows are batched (float32 rounding apart)."""
         rows = [self._ids(sample) for sample in samples]
         outcomes: list[Outcome | None] = [self._unreadable(row) for row in rows]
         readable = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        for batch in self._batches(rows, readable):
+        batches = self._batches(rows, readable)
+        for batch in batches:
             scores = self._forward([rows[i] for i in batch])
             for i, score in zip(batch, scores, strict=True):
                 outcomes[i] = valued(score)
+        most = self._ranks.largest({"batches": len(batches)})["batches"]
+        for _ in range(int(most) - len(batches)):
+            self._forward([[0]])  # for nothing: another rank's layers are gathered with this one's help
+        if self._model is not None:
+            release(self._model)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def close(self) -> None:
@@ -141,11 +156,15 @@ class RewardModel:
         if not _has_plain_head(model):
             # Its own pooling is kept; rows of one length need no padding, which it might read past.
             return _flat(model(input_ids=tokens, attention_mask=attention).logits)
-        hidden = model.base_model(input_ids=tokens, attention_mask=attention, use_cache=False).last_hidden_state
+        hidden = run(model, _body, model.base_model, tokens, attention)
         # transformers looks for the last token that is not the pad id, which is wrong where a model ends
         # with its pad id or has none; the mask knows.
         last = hidden[torch.arange(len(rows), device=self._device), (lengths - 1).to(self._device)]
         return _flat(model.score(last))
+
+
+def _body(body: Any, tokens: Tensor, attention: Tensor) -> Tensor:
+    return body(input_ids=tokens, attention_mask=attention, use_cache=False).last_hidden_state
 
 
 def _flat(logits: Tensor) -> list[float]:

@@ -50,3 +50,7 @@ class Sampler(Protocol):
     ) -> list[Sample]:
         """One sample per request, in the order of the requests."""
         ...
+
+    def sleep(self) -> None:
+        """Nothing is asked until the next `load_weights`: memory that only sampling needs may go."""
+        ...

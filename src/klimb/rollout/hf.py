@@ -60,6 +60,9 @@ class HFSampler:
         """The weights are shared, so only the version changes; nothing is cached between calls of `generate`."""
         self._version = version
 
+    def sleep(self) -> None:
+        """The weights are in use elsewhere, and caches end with `generate`."""
+
     @torch.inference_mode()
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, progress: Progress | None = None

@@ -1,0 +1,72 @@
+"""Models whose weights are divided among ranks, by PyTorch's `fully_shard`.
+
+Every block is gathered when it is needed and let go behind it; embedding, last norm and head, which klimb's passes use
+outside of the model's own forward, are gathered at the start of a pass and stay until the backward or `release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from klimb.errors import ModelError
+
+PASS = "klimb_pass"
+"""The method that a pass enters a sharded model by."""
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, offload: bool = False) -> None:
+    """Divide the weights among the ranks of the mesh, in place, block by block. dtype: what blocks are gathered and
+    computed in; gradients are added up in float32. offload: the shards lie in host memory."""
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not blocks:
+        raise ModelError(f"training.trainer is fsdp, but no blocks are found to shard in {type(model).__name__}")
+    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    narrow = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in blocks:
+        mixed = MixedPrecisionPolicy() if dtype == torch.float32 else narrow
+        fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy)
+    # The head's gradient is added up over chunks of tokens, which float32 alone does without loss.
+    fully_shard(model, mesh=mesh, offload_policy=policy)
+    setattr(model, PASS, _enter)
+    register_fsdp_forward_method(cast(Any, model), PASS)
+
+
+def _enter(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    return compute(*inputs)
+
+
+def run(root: nn.Module, compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """compute(*inputs), a part of a pass through the root; what the root itself owns is gathered before."""
+    return getattr(root, PASS)(compute, *inputs) if isinstance(root, FSDPModule) else compute(*inputs)
+
+
+def release(root: nn.Module) -> None:
+    """Let go of what a pass without a backward has left gathered."""
+    if isinstance(root, FSDPModule):
+        root.reshard()
+
+
+def whole(x: Tensor) -> Tensor:
+    """The full tensor of one that may be divided; all ranks take part."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Full weights one after another, tied ones once; all ranks take part in every one."""
+    for name, parameter in model.named_parameters():
+        yield name, whole(parameter.detach())

@@ -1,0 +1,113 @@
+"""Optimizer states and weights on disk, whatever number of ranks writes or reads them.
+
+torch's distributed checkpoints in the safetensors format: every rank writes the parts it holds, and reads those it
+needs. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer
+
+from klimb.ranks import Ranks
+
+INDEX = "model.safetensors.index.json"
+
+
+def save_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Optimizer]], ranks: Ranks) -> None:
+    """Every rank's part of the states, by role: each of a module and the optimizer of its weights. None before the
+    first step."""
+    states = _states(optimizers)
+    ranks.first(lambda: folder.mkdir(parents=True, exist_ok=True))
+    if states:
+        with _as_os_errors():
+            save(states, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def load_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Optimizer]]) -> None:
+    """Put the states into the optimizers, in place; what was not there when they were written is forgotten."""
+    saved = {name for file in folder.glob("*.safetensors") for name in _names(file)}
+    for role, (module, optimizer) in optimizers.items():
+        optimizer.state.clear()
+        for name, parameter in _trained(module):
+            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{role}.{name}.{key}" in saved]
+            for key in keys:
+                fresh = torch.zeros((), dtype=torch.float32) if key == "step" else torch.zeros_like(parameter)
+                optimizer.state[parameter][key] = fresh.to(parameter.device) if key == "step" else fresh.detach()
+    states = _states(optimizers)
+    if states:
+        with _as_os_errors():
+            load(states, storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+def save_weights(folder: Path, module: nn.Module, ranks: Ranks) -> None:
+    """The weights of a sharded module as the one file of a Hugging Face folder; tied ones once."""
+    parts = folder / "sharded"
+    with _as_os_errors():
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=True)
+        save({name: p.detach() for name, p in module.named_parameters()}, storage_writer=writer)
+    ranks.first(lambda: _rename(folder, parts))
+
+
+def load_weights(folder: Path, module: nn.Module) -> None:
+    """A Hugging Face folder's weights into a sharded module, in place; every rank reads its part."""
+    values = {name: p.detach() for name, p in module.named_parameters()}
+    with _as_os_errors():
+        load(values, storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+def is_sharded(module: nn.Module) -> bool:
+    return any(isinstance(p, DTensor) for p in module.parameters())
+
+
+def _rename(folder: Path, parts: Path) -> None:
+    """To the name that transformers writes for a model of one file."""
+    shutil.rmtree(parts)
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    (file,) = set(index["weight_map"].values())
+    (folder / file).rename(folder / "model.safetensors")
+    (folder / INDEX).unlink()
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _states(optimizers: Mapping[str, tuple[nn.Module, Optimizer]]) -> dict[str, Tensor]:
+    return {
+        f"{role}.{name}.{key}": value
+        for role, (module, optimizer) in optimizers.items()
+        for name, parameter in _trained(module)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
+
+
+@contextmanager
+def _as_os_errors() -> Generator[None]:
+    """torch raises its own kind, which is no Exception, for a disk that refuses; and warns that one process is one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise OSError(f"{type(first).__name__}: {first}") from None

@@ -1,0 +1,103 @@
+"""What ranks run in tests, importable by the processes that are started for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from klimb.batch import Split, forward_lengths, split_phase
+from klimb.config.schema import RunConfig
+from klimb.learn import Roles, estimate_advantages, is_on_policy, score_tokens
+from klimb.models.attention import recompute_activations
+from klimb.models.load import Critic, body_of
+from klimb.models.sharded import shard, whole_weights
+from klimb.processes import joined
+from klimb.ranks import ALONE, Ranks
+from klimb.types import Batch
+from klimb.update import update
+from tests.tiny_models import adamw, apart_roles, make_phase, make_recipe, tiny_model
+
+RAGGED: list[float | None] = [1.0, 0.0, 0.5, 0.2, None, 2.0, -1.0, 0.3, 0.9, -0.4, 0.1]
+COLUMNS = ("policy/loss", "policy/grad_norm", "kl/k3", "value/loss", "value/grad_norm", "policy/entropy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Five phases on recorded rollouts. recipe: changes; micro rows or a budget of tokens; rows of a train batch."""
+
+    name: str
+    recipe: dict[str, Any] = field(default_factory=dict[str, Any])
+    critic: bool = False
+    micro: int = 2
+    budget: int | None = None
+    step: int = 4
+    epochs: int = 1
+    rewards: tuple[float | None, ...] = tuple(RAGGED)
+    checkpointing: bool = False
+    tied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    metrics: list[dict[str, float]]
+    weights: dict[str, Tensor]
+
+
+def five_steps(case: Case, ranks: Ranks) -> Outcome:
+    """Metrics of every phase and the policy's weights behind the last one."""
+    recipe = make_recipe(**{"adv_estimator": "gae" if case.critic else "grpo", "max_grad_norm": 1.0, **case.recipe})
+    phases = [_phase(case, seed) for seed in range(5)]
+    roles = _roles(case)
+    if case.checkpointing:
+        recompute_activations(body_of(roles.actor))
+    if ranks.size > 1:
+        mesh = init_device_mesh("cpu", (ranks.size,))
+        for model in (roles.actor, roles.reference, roles.critic):
+            if model is not None:
+                shard(model, mesh, torch.float32)
+    actor, critic = adamw(roles.actor, 1e-3), None if roles.critic is None else adamw(roles.critic, 1e-3)
+    metrics = list[dict[str, float]]()
+    for number, batch in enumerate(phases):
+        split = Split(
+            rows_per_step=case.step,
+            rows_per_micro=None if case.budget else case.micro,
+            budget=case.budget,
+            epochs=case.epochs,
+        )
+        epochs = split_phase(forward_lengths(batch), batch.group, split, number)
+        skip = is_on_policy(epochs, recipe)
+        scored, seen = score_tokens(batch, epochs[0], roles, recipe, skip, ranks=ranks)
+        train, _ = estimate_advantages(scored, recipe, 0.1)
+        metrics.append({**seen, **update(actor, critic, train, epochs, recipe, 0.1, ranks)})
+    return Outcome(metrics=metrics, weights={name: w.clone() for name, w in whole_weights(roles.actor)})
+
+
+def _roles(case: Case) -> Roles:
+    apart = apart_roles()
+    actor = tiny_model(tie_word_embeddings=True) if case.tied else apart.actor
+    return Roles(actor=actor, reference=apart.reference, critic=apart.critic if case.critic else None)
+
+
+def _phase(case: Case, seed: int) -> Batch:
+    """Sampled by other weights than those trained, so that old, new and sampler's log-probs differ."""
+    return make_phase(tiny_model(seed=seed), case.rewards)
+
+
+def five_steps_of_all(cases: Sequence[Case]) -> list[Outcome] | None:
+    """In every rank; the first one's answer counts."""
+    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
+    torch.set_num_threads(1)
+    with joined(config) as ranks:
+        return [five_steps(case, ranks) for case in cases]
+
+
+def alone(case: Case) -> Outcome:
+    return five_steps(case, ALONE)
+
+
+__all__ = ["COLUMNS", "RAGGED", "Case", "Critic", "Outcome", "alone", "five_steps_of_all"]
