@@ -69,7 +69,9 @@ def test_ranks_agree_with_one_process_on_recorded_rollouts(of_one: dict[str, Out
                 assert many[key] == pytest.approx(one[key], rel=1e-5, abs=1e-5), (case.name, step, key)
             assert {k: v for k, v in one.items() if "skipped" in k} == {k: v for k, v in many.items() if "skipped" in k}
         for name, weight in expected.weights.items():
-            torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=1e-4, msg=lambda m: f"{case.name}: {m}")
+            torch.testing.assert_close(
+                found.weights[name], weight, rtol=0, atol=1e-4, msg=lambda m: f"{case.name}: {m}"
+            )
 
 
 def test_the_cases_move_the_policy(of_one: dict[str, Outcome]) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -84,21 +83,23 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
     _refuse_bootstrapping()
     config = as_started(config)
     check_runnable(config)
-    t = config.training
+    t, cluster = config.training, config.cluster
     if t.trainer == "single" or is_rank():
         with joined(config) as ranks:
             folder, start = ranks.first(lambda: place(config, recipe))
             return _train(config, folder, start, screen, ranks)
     folder, start = place(config, recipe)
-    return start_ranks(_train_rank, (config, folder, start), t.num_processes, config.cluster.max_restarts)
+    if cluster.kind == "local":
+        return start_ranks(_train_rank, (config, folder, start), t.num_processes, cluster.max_restarts)
+    from klimb.cluster import run_on_ray
+
+    return run_on_ray(_train_rank, (config, folder.resolve(), start), t.num_processes, cluster, folder)
 
 
-def _train_rank(config: RunConfig, folder: Path, start: Path | None) -> RunResult:
-    """One local rank's part. Started again, it goes on from the newest checkpoint of the folder."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        start = None
+def _train_rank(config: RunConfig, folder: Path, start: Path | None, again: bool) -> RunResult:
+    """One rank's part. Started again, it goes on from the newest checkpoint of the folder."""
     with joined(config) as ranks:
-        return _train(config, folder, start, None, ranks)
+        return _train(config, folder, None if again else start, None, ranks)
 
 
 def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen | None, ranks: Ranks) -> RunResult:

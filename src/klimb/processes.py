@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -78,17 +80,50 @@ def joined(config: RunConfig) -> Generator[Ranks]:
             dist.destroy_process_group()
 
 
-def start(work: Callable[..., T], arguments: tuple[Any, ...], num_processes: int, max_restarts: int) -> T:
-    """Run work(*arguments) in so many local ranks and return what the first one returned.
+@dataclass(frozen=True)
+class Notes:
+    """A folder of one launch, where ranks leave word for each other's next start and for who started them."""
 
-    A rank that dies takes the others with it, and all start again, at most max_restarts times. A KlimbError ends them
-    for good and is raised here.
+    folder: Path
+
+    @staticmethod
+    def fresh(folder: Path) -> Notes:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return Notes(folder)
+
+    def begin(self) -> bool:
+        """Whether this is not the first start, asked by the first rank alone."""
+        place = self.folder / "begun"
+        again = place.exists()
+        place.touch()
+        return again
+
+    @property
+    def has_error(self) -> bool:
+        return (self.folder / "error").exists()
+
+    def leave_error(self, error: KlimbError) -> None:
+        own = self.folder / f"error.{os.getpid()}"
+        own.write_text(str(error), encoding="utf-8")
+        own.replace(self.folder / "error")
+
+    def raise_error(self) -> None:
+        if self.has_error:
+            raise KlimbError((self.folder / "error").read_text(encoding="utf-8"))
+
+
+def start(work: Callable[..., T], arguments: tuple[Any, ...], num_processes: int, max_restarts: int) -> T:
+    """Run work(*arguments, again) in so many local ranks and return what the first one returned.
+
+    again: whether the ranks were started before. A rank that dies takes the others with it, and all start again, at
+    most max_restarts times. A KlimbError ends them for good and is raised here.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     with tempfile.TemporaryDirectory(prefix="klimb-ranks-") as folder, handling(_left_to_ranks):
-        failure = Path(folder) / "error"
+        notes = Notes(Path(folder))
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -97,34 +132,27 @@ def start(work: Callable[..., T], arguments: tuple[Any, ...], num_processes: int
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
-            run_id=f"klimb-{os.getpid()}",  # a name of its own; without one torch invents one and warns
+            run_id=f"klimb-{os.getpid()}",  # without a name of its own torch invents one and warns
             signals_to_handle="SIGHUP",
         )
         try:
-            results = elastic_launch(launch, _guarded)(work, arguments, failure)
+            results = elastic_launch(launch, guarded)(work, arguments, notes)
         except ChildFailedError as error:
-            _raise(failure)
+            notes.raise_error()
             raise _died(error, num_processes, max_restarts) from None
-        _raise(failure)
+        notes.raise_error()
         return results[0]
 
 
-def _guarded(work: Callable[..., T], arguments: tuple[Any, ...], failure: Path) -> T | None:
+def guarded(work: Callable[..., T], arguments: tuple[Any, ...], notes: Notes) -> T | None:
     """What each rank runs. A mistake of the user's is written down once: trying again would not mend it."""
-    if failure.exists():
+    if notes.has_error:
         return None
     try:
-        return work(*arguments)
+        return work(*arguments, os.environ["RANK"] == "0" and notes.begin())
     except KlimbError as error:
-        own = failure.with_suffix(f".{os.getpid()}")
-        own.write_text(str(error), encoding="utf-8")
-        own.replace(failure)
+        notes.leave_error(error)
         return None
-
-
-def _raise(failure: Path) -> None:
-    if failure.exists():
-        raise KlimbError(failure.read_text(encoding="utf-8"))
 
 
 def _died(error: Any, num_processes: int, max_restarts: int) -> Exception:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from klimb.errors import KlimbError
+
+if TYPE_CHECKING:  # whoever only reads a run folder does without torch
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -49,6 +48,8 @@ class Ranks:
         """What all ranks computed, in their order. An error of one rank is raised on all: none is left waiting."""
         if self.size == 1:
             return list(compute())
+        import torch.distributed as dist
+
         own: Sequence[T] | Exception
         try:
             own = compute()
@@ -78,32 +79,32 @@ class Ranks:
     def sum(self, x: Tensor) -> Tensor:
         """The ranks' tensors added up, in place. Rows that only one rank filled come out as they are."""
         if self.size > 1:
+            import torch.distributed as dist
+
             dist.all_reduce(x)
         return x
 
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
         """Each value added up over the ranks, which all have the same names in the same order."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        return self._reduced(values, "SUM")
 
     def largest(self, values: Mapping[str, float]) -> dict[str, float]:
         """Each value's maximum over the ranks, which all have the same names in the same order."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduced(values, "MAX")
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
         return flag if self.size == 1 else self.largest({"": float(flag)})[""] > 0
 
-    def _reduced(self, values: Mapping[str, float], how: dist.ReduceOp.RedOpType) -> dict[str, float]:
+    def _reduced(self, values: Mapping[str, float], how: str) -> dict[str, float]:
         if self.size == 1 or not values:
             return dict(values)
-        numbers = torch.tensor(list(values.values()), dtype=torch.float64)
-        dist.all_reduce(numbers, how)
-        return dict(zip(values, numbers.tolist(), strict=True))
+        import torch
+        import torch.distributed as dist
 
-    def wait(self) -> None:
-        """Until all ranks are here."""
-        if self.size > 1:
-            dist.barrier()
+        numbers = torch.tensor(list(values.values()), dtype=torch.float64)
+        dist.all_reduce(numbers, getattr(dist.ReduceOp, how))
+        return dict(zip(values, numbers.tolist(), strict=True))
 
 
 def _portable(error: Exception) -> Exception:

@@ -1,7 +1,7 @@
 """Optimizer states and weights on disk, whatever number of ranks writes or reads them.
 
-torch's distributed checkpoints in the safetensors format: every rank writes the parts it holds, and reads those it
-needs. Nothing is pickled.
+Safetensors, by torch's distributed checkpoints where they are divided: every rank writes the parts it holds, and reads
+those it needs. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -33,7 +34,9 @@ def save_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Opti
     first step."""
     states = _states(optimizers)
     ranks.first(lambda: folder.mkdir(parents=True, exist_ok=True))
-    if states:
+    if not any(is_sharded(module) for module, _ in optimizers.values()):
+        ranks.first(lambda: save_file(states, folder / "model.safetensors"))
+    elif states:
         with _as_os_errors():
             save(states, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
@@ -49,7 +52,11 @@ def load_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Opti
                 fresh = torch.zeros((), dtype=torch.float32) if key == "step" else torch.zeros_like(parameter)
                 optimizer.state[parameter][key] = fresh.to(parameter.device) if key == "step" else fresh.detach()
     states = _states(optimizers)
-    if states:
+    files = list(folder.glob("*.safetensors"))
+    if len(files) == 1 and not any(is_sharded(module) for module, _ in optimizers.values()):
+        for name, value in load_file(files[0]).items():
+            states[name].copy_(value)
+    elif states:
         with _as_os_errors():
             load(states, storage_reader=HuggingFaceStorageReader(str(folder)))
 

@@ -97,7 +97,6 @@ def _nearest(path: Path) -> str:
 def check_runnable(config: RunConfig) -> None:
     """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
     for key, value, allowed in (
-        ("cluster.kind", config.cluster.kind, "local"),
         ("actor_rollout_ref.rollout_provider", config.actor_rollout_ref.rollout_provider, "hf"),
     ):
         if value != allowed:

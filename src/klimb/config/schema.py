@@ -238,7 +238,13 @@ class ClusterConfig(Section):
     """`cluster`: where the ranks run."""
 
     kind: Literal["local", "ray"] = "local"
-    """local: on this machine. ray: on the machines of a Ray cluster (not in this version)."""
+    """local: on this machine. ray: on the machines of a Ray cluster; docs/cluster.md."""
+    address: str | None = None
+    """ray: host:port of the head, or auto for the cluster of this machine; null: one of this machine alone."""
+    num_workers: Positive | None = None
+    """ray: ranks; null: training.num_processes."""
+    gpus_per_worker: Annotated[float, Field(ge=0)] = 1
+    """ray: GPUs of each rank, where the cluster has any."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Times that all ranks start again from the newest checkpoint after one has died."""
 

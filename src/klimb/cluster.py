@@ -1,0 +1,105 @@
+"""The same ranks on the machines of a Ray cluster: Ray Train places them, and starts them again when one is lost.
+
+Nothing of the training is known here, and nothing of Ray elsewhere. The run folder must be one place for all hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from klimb.config.schema import ClusterConfig
+from klimb.errors import ConfigError, KlimbError, MissingExtra
+from klimb.processes import Notes, guarded
+
+T = TypeVar("T")
+
+
+def run_on_ray(
+    work: Callable[..., T], arguments: tuple[Any, ...], num_workers: int, cluster: ClusterConfig, folder: Path
+) -> T:
+    """Run work(*arguments, again) in so many workers and return what the first one returned.
+
+    folder: of the run, where all workers can write. A worker or host that is lost takes the others with it; all start
+    again as soon as there is room for them, at most cluster.max_restarts times. A KlimbError ends them for good.
+    """
+    try:
+        import ray
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+    except ImportError:
+        raise MissingExtra("ray", "ray", "cluster.kind=ray") from None
+    own = not ray.is_initialized()
+    if own:
+        _connect(ray, cluster)
+    resources = _resources(ray.cluster_resources(), num_workers, cluster)
+    notes = Notes.fresh(folder / ".ray")
+    trainer = TorchTrainer(
+        _on_worker,
+        train_loop_config={"work": work, "arguments": arguments, "notes": notes.folder.resolve(), "place": os.getcwd()},
+        scaling_config=ScalingConfig(
+            num_workers=num_workers, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if "GPU" in resources else "gloo"),
+        run_config=RunConfig(
+            name="train",
+            storage_path=str(notes.folder.resolve()),
+            failure_config=FailureConfig(max_failures=cluster.max_restarts),
+        ),
+    )
+    try:
+        metrics = trainer.fit().metrics
+    except Exception as error:
+        notes.raise_error()
+        raise KlimbError(
+            f"a worker was lost more often than cluster.max_restarts ({cluster.max_restarts}) allows, or died by a "
+            f"mistake of klimb's: {error}. The same command goes on from the newest checkpoint"
+        ) from error
+    else:
+        notes.raise_error()
+        return cast(T, (metrics or {})["result"])
+    finally:
+        if own:
+            ray.shutdown()
+        shutil.rmtree(notes.folder, ignore_errors=True)
+
+
+def _connect(ray: Any, cluster: ClusterConfig) -> None:
+    try:
+        ray.init(address=cluster.address, logging_level=logging.WARNING, include_dashboard=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"cluster.address is {cluster.address}, where no Ray cluster answers: {str(error).splitlines()[0]}. Start "
+            "one by `ray start --head`, or leave the key out for one on this machine alone"
+        ) from None
+
+
+def _resources(there: Mapping[str, float], num_workers: int, cluster: ClusterConfig) -> dict[str, float]:
+    """Of each worker. ConfigError when the cluster can never have room for all of them."""
+    wanted = {"CPU": 1.0}
+    if there.get("GPU", 0) > 0 and cluster.gpus_per_worker > 0:
+        wanted["GPU"] = float(cluster.gpus_per_worker)
+    for name, each in wanted.items():
+        if there.get(name, 0) < each * num_workers:
+            raise ConfigError(
+                f"cluster.num_workers is {num_workers}, which needs {each * num_workers:g} {name}, but the cluster has "
+                f"{there.get(name, 0):g}; start fewer workers, or add a host by `ray start`"
+            )
+    return wanted
+
+
+def _on_worker(given: dict[str, Any]) -> None:
+    place = Path(given["place"])
+    if place.is_dir():
+        os.chdir(place)  # paths in the config are relative to where the command was typed
+    if torch.cuda.is_available():
+        os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device()))
+    from ray import train
+
+    train.report({"result": guarded(given["work"], given["arguments"], Notes(Path(given["notes"])))})
