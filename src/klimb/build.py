@@ -47,8 +47,9 @@ from klimb.reward.combine import Moments
 from klimb.reward.model import RewardModel, RewardModelSettings
 from klimb.reward.table import FunctionSpec, make_components
 from klimb.reward.workers import WorkerPool
-from klimb.rollout.base import Sampling
+from klimb.rollout.base import Sampler, Sampling
 from klimb.rollout.hf import HFSampler
+from klimb.rollout.vllm import EngineSettings, VLLMSampler
 from klimb.run import Run
 from klimb.runlog import RunLog
 from klimb.types import Prompt
@@ -162,6 +163,26 @@ def samplings(
     return training, replace(training, temperature=e.temperature, top_p=e.top_p, top_k=e.top_k)
 
 
+def make_sampler(
+    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, context: int
+) -> Sampler:
+    """The engine that the config names. context: most tokens of a prompt and its response together."""
+    r, device = config.actor_rollout_ref, model.device
+    if r.rollout_provider == "hf":
+        return HFSampler(model, tokenizer, slots(config, device), dtype)
+    settings = EngineSettings(
+        folder=model_folder(r.model_path),
+        slots=slots(config, device),
+        context=context,
+        dtype=dtype,
+        memory_share=r.vllm.memory_share,
+        tensor_parallel=r.vllm.tensor_parallel,
+        sleeps=device.type == "cuda",
+        trust_remote_code=r.trust_remote_code,
+    )
+    return VLLMSampler(settings, tokenizer)
+
+
 def build_run(
     config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, interventions: Sequence[Intervention] = ()
 ) -> Run:
@@ -213,7 +234,7 @@ def build_run(
         critic=None if roles.critic is None else make_trainable(roles.critic, critic_schedule, t.weight_decay),
         controller=make_controller(config, posture),
         follow=make_follow(config, posture),
-        sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
+        sampler=make_sampler(config, actor_model, tokenizer, dtype, data.longest + r.max_tokens),
         sampling=sampling,
         greedy_sampling=replace(sampling, temperature=0.0) if config.algorithm.estimator.needs_greedy else None,
         eval_sampling=eval_sampling,

@@ -96,10 +96,8 @@ def _nearest(path: Path) -> str:
 
 def check_runnable(config: RunConfig) -> None:
     """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
-    for key, value, allowed in (
-        ("training.trainer", config.training.trainer, "single"),
-        ("actor_rollout_ref.rollout_provider", config.actor_rollout_ref.rollout_provider, "hf"),
-    ):
+    _check_engine(config)
+    for key, value, allowed in (("training.trainer", config.training.trainer, "single"),):
         if value != allowed:
             raise ConfigError(
                 f"{key} is {value}, which this version plans but does not run; set {key}={allowed} to train here"
@@ -116,6 +114,20 @@ def check_runnable(config: RunConfig) -> None:
         if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
             raise MissingExtra(service, service, f"logging.{service}")
     resolve(config)
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Refuse an engine that is not installed, or that does not go with the trainer."""
+    key = "actor_rollout_ref.rollout_provider"
+    if config.actor_rollout_ref.rollout_provider != "vllm":
+        return
+    if config.training.trainer != "single":
+        raise ConfigError(
+            f"{key} is vllm and training.trainer is {config.training.trainer}, which this version plans but does not "
+            f"run together; set {key}=hf or training.trainer=single"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtra("vllm", "vllm", f"{key}=vllm")
 
 
 def _check_reward(config: RunConfig) -> None:
