@@ -96,18 +96,22 @@ class VLLMSampler:
         self._check_context(requests, sampling)
         self._wake("weights", "kv_cache")
         prompts = [{"prompt_token_ids": list(request.prompt.token_ids)} for request in requests]
-        self._llm.enqueue(prompts, [self._asked(request, sampling) for request in requests], use_tqdm=False)
+        done = self._answers(prompts, [self._asked(request, sampling) for request in requests], progress)
+        self._rest()
+        return [self._sample(request, answer, sampling) for request, answer in zip(requests, done, strict=True)]
+
+    def _answers(self, prompts: list[dict[str, list[int]]], asked: list[Any], progress: Progress | None) -> list[Any]:
+        """vLLM's answers, in the order of the prompts. It draws from torch's generator, for nothing that counts."""
+        self._llm.enqueue(prompts, asked, use_tqdm=False)
         done: dict[int, Any] = {}
         engine = self._llm.llm_engine
-        while engine.has_unfinished_requests():
-            finished = {int(output.request_id): output.outputs[0] for output in engine.step() if output.finished}
-            done |= finished
-            if progress is not None and finished:
-                progress(len(done), len(requests))
-        self._rest()
-        # vLLM numbers requests as they come, so their order is that of the requests.
-        answers = [done[number] for number in sorted(done)]
-        return [self._sample(request, answer, sampling) for request, answer in zip(requests, answers, strict=True)]
+        with torch.random.fork_rng(devices=()):
+            while engine.has_unfinished_requests():
+                finished = {int(output.request_id): output.outputs[0] for output in engine.step() if output.finished}
+                done |= finished
+                if progress is not None and finished:
+                    progress(len(done), len(prompts))
+        return [done[number] for number in sorted(done)]  # vLLM numbers requests as they come
 
     def _by_device(self) -> dict[str, Any]:
         if not import_module("vllm.platforms").current_platform.is_cpu():
