@@ -94,6 +94,7 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
         finally:
             run.last_words.end()
             run.log.close()
+            run.sampler.close()
             for component in run.components:
                 component.close()
     return summarise(folder, state, run.counts.episodes, run.watch.stopped)

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,20 +68,45 @@ def saved(folder: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
 Pair = tuple[PreTrainedModel, VLLMSampler]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A model and an engine that was made from its folder. Tests leave the same weights in both."""
-    name, changes = KINDS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    tokenizer = saved(folder, tiny_model(name, scale=4.0, **changes))
-    return load_causal_lm(folder, False, CPU), engine(folder, tokenizer)
+@dataclass
+class Engines:
+    """The one engine that is running, and the model that it was made from."""
+
+    folder: Path
+    kind: str = ""
+    pair: Pair | None = None
+
+    def of(self, kind: str) -> Pair:
+        if self.pair is None or self.kind != kind:
+            self.close()
+            name, changes = KINDS[kind]
+            tokenizer = saved(self.folder / kind, tiny_model(name, scale=4.0, **changes))
+            model = load_causal_lm(self.folder / kind, False, CPU)
+            self.kind, self.pair = kind, (model, engine(self.folder / kind, tokenizer))
+        return self.pair
+
+    def close(self) -> None:
+        if self.pair is not None:
+            self.pair[1].close()
+            self.pair = None
 
 
 @pytest.fixture(scope="module")
-def tied(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp("one")
-    tokenizer = saved(folder, tiny_model(**{"scale": 4.0, **KINDS["tied"][1]}))
-    return load_causal_lm(folder, False, CPU), engine(folder, tokenizer)
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=KINDS)
+def pair(engines: Engines, request: pytest.FixtureRequest) -> Pair:
+    """Tests leave the same weights in both."""
+    return engines.of(request.param)
+
+
+@pytest.fixture
+def tied(engines: Engines) -> Pair:
+    return engines.of("tied")
 
 
 def moved(model: PreTrainedModel, seed: int) -> None:
@@ -273,25 +299,27 @@ class Short:
     def close(self) -> None: ...
 
 
-def test_the_process_around_the_engine_is_left_as_it_was(tied: Pair, tmp_path: Path) -> None:
+def test_the_process_around_the_engine_is_left_as_it_was(engines: Engines, tmp_path: Path) -> None:
     """Threads, torch's generator, what other processes load, gradients: vLLM changes some of these when it starts."""
-    model, _ = tied
+    engines.close()
+    model = tiny_model(**KINDS["tied"][1])
     tokenizer = saved(tmp_path, model)
     before = (torch.get_rng_state(), torch.get_num_threads(), torch.set_num_threads, os.environ.get("LD_PRELOAD"))
     sampler = engine(tmp_path, tokenizer)
     push(model, sampler, 0)
     run_eval(sampler, make_prompts([3, 8]), 2, sampling(), [Short()], RewardSettings(), seed=4)
+    sampler.close()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (torch.get_num_threads(), torch.set_num_threads, os.environ.get("LD_PRELOAD")) == before[1:]
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_inputs(folder / "inputs")
-    return build_tiny_model(folder / "model"), folder / "inputs"
+@pytest.fixture
+def parts(engines: Engines, tmp_path: Path) -> tuple[Path, Path]:
+    engines.close()
+    write_inputs(tmp_path / "inputs")
+    return build_tiny_model(tmp_path / "model", head_dim=32), tmp_path / "inputs"
 
 
 RUN = {"actor_rollout_ref.rollout_provider": "vllm", "training.lr": 3e-3, "eval.every_episodes": 24}
@@ -361,7 +389,8 @@ def test_weights_that_did_not_land_are_measured_at_the_next_step_and_named(
     missing_model("model", "playground:sft") is not None,
     reason="the playground is not prepared (klimb prepare playground)",
 )
-def test_the_arithmetic_recipe_learns(tmp_path: Path) -> None:
+def test_the_arithmetic_recipe_learns(engines: Engines, tmp_path: Path) -> None:
+    engines.close()
     overrides = ["actor_rollout_ref.rollout_provider=vllm", "training.total_episodes=1600", "eval.max_prompts=128"]
     recipe = klimb.RunConfig.load(ROOT / "recipes" / "arithmetic.yaml", [*overrides, f"run.dir={tmp_path}"])
     result = klimb.train(recipe)

@@ -50,3 +50,7 @@ class Sampler(Protocol):
     ) -> list[Sample]:
         """One sample per request, in the order of the requests."""
         ...
+
+    def close(self) -> None:
+        """Let go of everything that the engine holds; it samples no more."""
+        ...

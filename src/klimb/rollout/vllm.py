@@ -53,7 +53,10 @@ class EngineSettings:
 
 
 class VLLMSampler:
-    """Samples from a copy of the weights. `load_weights` must be called after each update; nothing else moves them."""
+    """Samples from a copy of the weights. `load_weights` must be called after each update; nothing else moves them.
+
+    One at a time in a process: close it before the next is made.
+    """
 
     def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         self._settings, self._tokenizer, self._version = settings, tokenizer, 0
@@ -99,6 +102,11 @@ class VLLMSampler:
         done = self._answers(prompts, [self._asked(request, sampling) for request in requests], progress)
         self._rest()
         return [self._sample(request, answer, sampling) for request, answer in zip(requests, done, strict=True)]
+
+    def close(self) -> None:
+        """Stop the engine, and with it torch's process group: left to the garbage collector, vLLM would take down the
+        group of the engine that came after it."""
+        self._llm.llm_engine.engine_core.shutdown()
 
     def _answers(self, prompts: list[dict[str, list[int]]], asked: list[Any], progress: Progress | None) -> list[Any]:
         """vLLM's answers, in the order of the prompts. It draws from torch's generator, for nothing that counts."""
