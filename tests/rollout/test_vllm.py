@@ -315,6 +315,24 @@ def test_the_process_around_the_engine_is_left_as_it_was(engines: Engines, tmp_p
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.slow
+def test_two_processes_share_one_copy_of_the_weights(engines: Engines, tmp_path: Path) -> None:
+    """tensor_parallel: 2, on a CPU. Weights reach both processes, and the answers are the same."""
+    engines.close()
+    model = tiny_model(scale=4.0, **KINDS["tied"][1])
+    sampler = engine(tmp_path, saved(tmp_path, model), tensor_parallel=2)
+    try:
+        requests, how = make_requests(make_prompts([5, 40]), per_prompt=3), sampling(temperature=0.0)
+        for version in (0, 1):
+            push(model, sampler, version)
+            samples = sampler.generate(requests, how)
+            assert [s.token_ids for s in samples] == [s.token_ids for s in by_hf(model, requests, how)]
+            assert difference(model, samples, 1.0).abs().max() < 1e-4
+            moved(model, seed=3)
+    finally:
+        sampler.close()
+
+
 @pytest.fixture
 def parts(engines: Engines, tmp_path: Path) -> tuple[Path, Path]:
     engines.close()
