@@ -290,6 +290,13 @@ def test_a_request_beyond_the_engines_context_is_refused(tied: Pair) -> None:
         sampler.generate(requests, sampling(max_tokens=12))
 
 
+def test_an_engine_that_cannot_be_started_is_the_users_to_mend(engines: Engines, tmp_path: Path) -> None:
+    engines.close()
+    tokenizer = saved(tmp_path, tiny_model(**KINDS["tied"][1]))
+    with pytest.raises(ModelError, match=r"vLLM cannot be started on this model here: .*rollout_provider=hf"):
+        engine(tmp_path, tokenizer, context=100 * CONTEXT)
+
+
 class Short:
     name, weight, verifies = "short", 1.0, True
 

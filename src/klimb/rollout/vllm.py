@@ -63,7 +63,14 @@ class VLLMSampler:
         with _untouched():
             vllm = _imported()
             self._params: Any = vllm.SamplingParams
-            self._llm: Any = vllm.LLM(
+            self._llm: Any = self._started(vllm)
+        self._asleep = set[str]()
+        self._rest()
+
+    def _started(self, vllm: Any) -> Any:
+        settings = self._settings
+        try:
+            return vllm.LLM(
                 str(settings.folder),
                 trust_remote_code=settings.trust_remote_code,
                 dtype=str(settings.dtype).removeprefix("torch."),
@@ -79,8 +86,12 @@ class VLLMSampler:
                 seed=0,
                 **self._by_device(),
             )
-        self._asleep = set[str]()
-        self._rest()
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(
+                f"{settings.folder}: vLLM cannot be started on this model here: {' '.join(str(error).split())[:400]}. "
+                "If memory is short, lower actor_rollout_ref.vllm.memory_share or rollout_slots; "
+                "actor_rollout_ref.rollout_provider=hf samples without vLLM"
+            ) from None
 
     def load_weights(self, named_tensors: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Copy the weights into the engine, tied ones given once. They stay the caller's: the engine keeps nothing."""
