@@ -51,7 +51,7 @@ test: $(STAMP)
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/klimb prepare playground
-	$(VLLM_BIN)/python -m pytest -m vllm tests/rollout/test_vllm.py
+	$(VLLM_BIN)/python -m pytest -m vllm tests/rollout/test_vllm.py tests/rollout/test_vllm_runs.py
 
 bench: $(STAMP)
 	OMP_PROC_BIND=true $(BIN)/python benchmarks/speed/bench.py

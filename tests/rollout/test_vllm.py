@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import klimb
-from klimb.config.paths import missing_model
 from klimb.errors import ModelError
 from klimb.evaluation import run_eval
 from klimb.models.forward import token_scores
@@ -28,16 +26,12 @@ from klimb.rollout.hf import HFSampler
 from klimb.rollout.vllm import BLOCK, EngineSettings, VLLMSampler
 from klimb.types import Sample
 from tests.tiny_models import CPU, EOS, PAD, byte_tokenizer, make_prompts, make_requests, sampling, tiny_model
-from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here (make test-vllm)"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 256
-SOUND = 1e-3
-"""Nats: more than the difference of any token's log-prob between sound engines in float32."""
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2}  # 32 wide heads, which vLLM has kernels for
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SIZES),
@@ -338,87 +332,3 @@ def test_two_processes_share_one_copy_of_the_weights(engines: Engines, tmp_path:
             moved(model, seed=3)
     finally:
         sampler.close()
-
-
-@pytest.fixture
-def parts(engines: Engines, tmp_path: Path) -> tuple[Path, Path]:
-    engines.close()
-    write_inputs(tmp_path / "inputs")
-    return build_tiny_model(tmp_path / "model", head_dim=32), tmp_path / "inputs"
-
-
-RUN = {"actor_rollout_ref.rollout_provider": "vllm", "training.lr": 3e-3, "eval.every_episodes": 24}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "cached"])
-def test_every_step_of_a_run_measures_the_engine_and_finds_it_sound(
-    parts: tuple[Path, Path], tmp_path: Path, explicit: bool
-) -> None:
-    config = tiny_config(*parts, tmp_path / "runs", **{**RUN, "algorithm.use_pf_ppo": explicit})
-    folder = klimb.train(config).folder
-    table = [row for row in rows(folder) if row["step"] > 0]
-    assert len(table) == 6
-    for row in table:
-        assert row["mismatch/max_log_ratio"] < SOUND
-        assert row["mismatch/probs_diff_max"] < SOUND
-        assert row["mismatch/k3"] < 1e-7
-    assert sum(row["policy/grad_norm"] for row in table) > 0
-    assert "engine_mismatch" not in {finding.code for finding in klimb.diagnose(folder)}
-
-
-class LeftBehind(VLLMSampler):
-    """The fault that is hardest to see: the weights of the start go on sampling, under the newest version."""
-
-    def load_weights(self, named_tensors: Iterator[tuple[str, Tensor]], version: int) -> None:
-        if version == 0:
-            super().load_weights(named_tensors, version)
-        self._version = version
-
-
-def head_left_behind(model: torch.nn.Module) -> None:
-    """What vLLM's reload alone leaves of a tied model on a CPU: all but the packed head is new."""
-
-
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klimb.build.VLLMSampler", LeftBehind)
-
-
-def head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klimb.rollout.vllm._pack_head", head_left_behind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "cached"])
-@pytest.mark.parametrize("fault", [whole, head])
-def test_weights_that_did_not_land_are_measured_at_the_next_step_and_named(
-    parts: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[pytest.MonkeyPatch], None],
-    explicit: bool,
-) -> None:
-    fault(monkeypatch)
-    changes = {**RUN, "training.lr": 2e-2, "algorithm.use_pf_ppo": explicit}
-    folder = klimb.train(tiny_config(*parts, tmp_path / "runs", **changes)).folder
-    first, second, *_ = (row["mismatch/max_log_ratio"] for row in rows(folder) if row["step"] > 0)
-    assert first < SOUND
-    assert second > 10 * SOUND, "one step after the first update"
-    findings = {finding.code: finding for finding in klimb.diagnose(folder)}
-    assert findings["engine_mismatch"].severity == "alarm"
-    assert findings["engine_mismatch"].first <= 3
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    missing_model("model", "playground:sft") is not None,
-    reason="the playground is not prepared (klimb prepare playground)",
-)
-def test_the_arithmetic_recipe_learns(engines: Engines, tmp_path: Path) -> None:
-    engines.close()
-    overrides = ["actor_rollout_ref.rollout_provider=vllm", "training.total_episodes=1600", "eval.max_prompts=128"]
-    recipe = klimb.RunConfig.load(ROOT / "recipes" / "arithmetic.yaml", [*overrides, f"run.dir={tmp_path}"])
-    result = klimb.train(recipe)
-    table = [row for row in rows(result.folder) if row["step"] > 0]
-    assert max(row["mismatch/max_log_ratio"] for row in table) < SOUND
-    assert result.after["eval/accuracy"] > result.before["eval/accuracy"] + 0.05
