@@ -16,7 +16,7 @@ from klimb.playground.tokenizer import train_tokenizer
 VOLATILE = ("time/", "perf/", "memory/")
 
 
-def build_tiny_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
+def build_tiny_model(folder: Path, seed: int = 0, dropout: float = 0.0, head_dim: int = 16) -> Path:
     """Tokenizer and a two-layer model with peaked random weights."""
     texts = [f"What is {a} + {b}? answer: {a + b}" for a in range(12) for b in range(12)]
     train_tokenizer(texts, 120, folder)
@@ -28,6 +28,7 @@ def build_tiny_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=128,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

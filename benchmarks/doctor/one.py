@@ -39,6 +39,9 @@ class OffEngine:
         samples = self._engine.generate(requests, sampling, progress)
         return [self._biased(s) for s in samples]
 
+    def close(self) -> None:
+        self._engine.close()
+
     def _biased(self, sample: Sample) -> Sample:
         shifted = tuple(min(0.0, x + self._bias) if m else x for x, m in zip(sample.logprobs, sample.mask, strict=True))
         return replace(sample, logprobs=shifted)

@@ -56,6 +56,7 @@ from klimb.rollout.base import Sampler, Sampling
 from klimb.rollout.divided import DividedSampler
 from klimb.rollout.hf import HFSampler
 from klimb.rollout.replica import ReplicaSampler
+from klimb.rollout.vllm import EngineSettings, VLLMSampler
 from klimb.run import Run
 from klimb.runlog import RunLog
 from klimb.types import Prompt
@@ -127,6 +128,15 @@ class Division:
 
     ranks: Ranks
     divide: Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where this process computes, in which dtype, and with whom."""
+
+    device: torch.device
+    dtype: torch.dtype
+    division: Division | None
 
 
 def make_division(config: RunConfig, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Division | None:
@@ -227,7 +237,8 @@ def build_run(
     actor_model = load_policy(config, actor_folder, place)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
     roles = _roles(config, posture, actor_model, place)
-    sampler = make_sampler(config, actor_model, tokenizer, device, dtype, division)
+    on = Device(device=device, dtype=dtype, division=division)
+    sampler = make_sampler(config, actor_model, tokenizer, on, data.longest + r.max_tokens)
     floor = Floor(
         rate=measured_rate(device, dtype) * ranks.size,
         actor=cost_of(actor_model),
@@ -281,15 +292,28 @@ def make_sampler(
     config: RunConfig,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    device: torch.device,
-    dtype: torch.dtype,
-    division: Division | None,
+    device: Device,
+    context: int,
 ) -> Sampler:
-    """Made before the model is divided, of which every rank then samples from a whole copy."""
-    if division is None:
-        return HFSampler(model, tokenizer, slots(config, device), dtype)
-    replica = ReplicaSampler(model, tokenizer, slots(config, device), dtype, device)
-    return DividedSampler(replica, division.ranks)
+    """The engine that the config names, made before the model is divided: every rank then samples from a whole copy.
+    context: most tokens of a prompt and its response together."""
+    r, num_slots = config.actor_rollout_ref, slots(config, device.device)
+    if r.rollout_provider == "vllm":
+        settings = EngineSettings(
+            folder=model_folder(r.model_path),
+            slots=num_slots,
+            context=context,
+            dtype=device.dtype,
+            memory_share=r.vllm.memory_share,
+            tensor_parallel=r.vllm.tensor_parallel,
+            sleeps=device.device.type == "cuda",
+            trust_remote_code=r.trust_remote_code,
+        )
+        return VLLMSampler(settings, tokenizer)
+    if device.division is None:
+        return HFSampler(model, tokenizer, num_slots, device.dtype)
+    replica = ReplicaSampler(model, tokenizer, num_slots, device.dtype, device.device)
+    return DividedSampler(replica, device.division.ranks)
 
 
 def _prepare(roles: Roles, checkpointing: bool, division: Division | None) -> None:

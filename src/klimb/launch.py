@@ -120,6 +120,7 @@ def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen |
         finally:
             run.last_words.end()
             run.log.close()
+            run.sampler.close()
             for component in run.components:
                 component.close()
     return summarise(folder, state, run.counts.episodes, run.watch.stopped)

@@ -140,9 +140,10 @@ def test_engines_of_later_versions_plan_but_do_not_train(recipe: Path) -> None:
     later = ("training.trainer=fsdp", "actor_rollout_ref.rollout_provider=vllm")
     output = klimb("plan", recipe, *later, "--elsewhere").stdout
     assert "not in this version: training.trainer=fsdp" in output
-    assert "not in this version: actor_rollout_ref.rollout_provider=vllm" in output
-    for override in later:
-        assert "which this version plans but does not run" in refused("train", recipe, override)
+    assert "not in this version: actor_rollout_ref.rollout_provider=vllm beside trainer=fsdp" in output
+    assert "not in this version" not in klimb("plan", recipe, later[1], "--elsewhere").stdout
+    for overrides in (later[:1], later):
+        assert "which this version plans but does not run" in refused("train", recipe, *overrides)
 
 
 def test_a_wrong_config_is_refused_by_every_command_that_reads_one(recipe: Path) -> None:

@@ -47,6 +47,7 @@ FIXED = [
     ("actor_rollout_ref.max_tokens", "8"),
     ("actor_rollout_ref.stop", "[x]"),
     ("algorithm.gamma", "0.9"),
+    ("actor_rollout_ref.rollout_provider", "vllm"),
     ("algorithm.loss_agg", "seq-mean-token-mean"),
     ("algorithm.kl_ctrl.target_kl", "0.03"),
     ("algorithm.kl_ctrl.init_kl_coef", "0.03"),
@@ -63,6 +64,7 @@ FIXED = [
 ]
 FREE = [
     ("actor_rollout_ref.rollout_slots", "8"),
+    ("actor_rollout_ref.vllm.memory_share", "0.3"),
     ("actor_rollout_ref.use_dynamic_bsz", "false"),
     ("critic.lr", "1e-4"),
     ("reward_model.workers", "7"),

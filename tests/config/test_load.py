@@ -37,6 +37,8 @@ DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.ref_model_path": None,
     "actor_rollout_ref.trust_remote_code": False,
     "actor_rollout_ref.rollout_provider": "hf",
+    "actor_rollout_ref.vllm.memory_share": 0.5,
+    "actor_rollout_ref.vllm.tensor_parallel": 1,
     "actor_rollout_ref.rollout_batch_size": 1024,
     "actor_rollout_ref.rollouts_per_prompt": 1,
     "actor_rollout_ref.rollout_slots": "auto",
@@ -223,7 +225,7 @@ def test_every_key_is_described() -> None:
         "compare",
     }
     nested = {"kl_ctrl", "rollout_correction", "policy_filtration"}
-    assert sections | {f"algorithm.{name}" for name in nested} == SECTIONS
+    assert sections | {f"algorithm.{name}" for name in nested} | {"actor_rollout_ref.vllm"} == SECTIONS
     for key, info in known_keys():
         assert key in SECTIONS or (info.description or "").strip(), f"{key} has no description"
 

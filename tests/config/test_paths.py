@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,10 @@ def test_a_complete_config_is_runnable(load: Load, here: Path) -> None:
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fsdp": (("training.trainer=fsdp",), ("training.trainer is fsdp", "training.trainer=single")),
-    "vllm": (("actor_rollout_ref.rollout_provider=vllm",), ("is vllm", "rollout_provider=hf")),
+    "vllm with fsdp": (
+        ("actor_rollout_ref.rollout_provider=vllm", "training.trainer=fsdp"),
+        ("rollout_provider is vllm and training.trainer is fsdp", "rollout_provider=hf or training.trainer=single"),
+    ),
     "model": (
         ("actor_rollout_ref.model_path=mm",),
         ("actor_rollout_ref.model_path: no such folder: mm", "did you mean m?", "asks no hub"),
@@ -107,6 +111,22 @@ def test_missing_paths_of_the_article_are_listed(load: Load) -> None:
 def test_a_tracker_that_is_not_installed_is_told_before_anything_starts(load: Load, here: Path, service: str) -> None:
     with pytest.raises(MissingExtra, match=rf"logging\.{service} needs .*pip install 'klimb\[{service}\]'"):
         check_runnable(load(MODEL, *GOOD, f"logging.{service}=project").config)
+
+
+def test_vllm_is_asked_for_only_where_it_samples(
+    load: Load, here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a package of that name the config is runnable; without one the message says how to get it."""
+    wanted = "actor_rollout_ref.rollout_provider=vllm"
+    there = tmp_path / "there"
+    (there / "vllm").mkdir(parents=True)
+    (there / "vllm" / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(there)])
+    check_runnable(load(MODEL, *GOOD, wanted).config)
+    monkeypatch.setattr(sys, "path", [])
+    check_runnable(load(MODEL, *GOOD).config)
+    with pytest.raises(MissingExtra, match=r"rollout_provider=vllm needs .*pip install 'klimb\[vllm\]'"):
+        check_runnable(load(MODEL, *GOOD, wanted).config)
 
 
 def test_prepared_names_stand_for_folders_in_the_cache(here: Path) -> None:

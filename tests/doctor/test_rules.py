@@ -155,7 +155,9 @@ def test_remedies_of_an_explosion_are_in_the_order_of_the_design() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("facts", [STEERED, Facts(explicit=False, kl_type="fixed", rollouts_per_prompt=8)])
+@pytest.mark.parametrize(
+    "facts", [STEERED, Facts(explicit=False, kl_type="fixed", rollouts_per_prompt=8, engine="vllm")]
+)
 def test_every_override_is_one_that_a_config_takes(code: str, facts: Facts) -> None:
     config = load_config("recipes/arithmetic.yaml").config
     findings = examine(FAULTY[code], facts).findings
@@ -163,6 +165,13 @@ def test_every_override_is_one_that_a_config_takes(code: str, facts: Facts) -> N
     for override in tried:
         words = ["actor_rollout_ref.rollouts_per_prompt=4"] if "filter_groups" in override else []  # it needs groups
         with_overrides(config, [*words, *shlex.split(override)])
+
+
+@pytest.mark.parametrize("provider", ["hf", "vllm"])
+def test_a_mismatch_under_another_engine_is_tried_with_the_trainers_own_weights(provider: str) -> None:
+    facts = Facts.of({"actor_rollout_ref": {"rollout_provider": provider}})
+    overrides = [r.override for r in found(FAULTY["engine_mismatch"], facts)["engine_mismatch"].remedies]
+    assert ("actor_rollout_ref.rollout_provider=hf" in overrides) == (provider == "vllm")
 
 
 def test_a_reference_that_is_another_model_is_told_from_an_explosion() -> None:

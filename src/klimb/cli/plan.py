@@ -143,10 +143,9 @@ def later(config: RunConfig) -> list[str]:
     out: list[str] = []
     if config.training.trainer != "single":
         out.append(f"training.trainer={config.training.trainer}; klimb train refuses it")
-    if config.actor_rollout_ref.rollout_provider != "hf":
-        out.append(
-            f"actor_rollout_ref.rollout_provider={config.actor_rollout_ref.rollout_provider}; klimb train refuses it"
-        )
+        if config.actor_rollout_ref.rollout_provider == "vllm":
+            beside = f"beside trainer={config.training.trainer}"
+            out.append(f"actor_rollout_ref.rollout_provider=vllm {beside}; klimb train refuses it")
     return out
 
 

@@ -12,6 +12,7 @@ from klimb.errors import CheckpointError
 
 FREE = (
     "actor_rollout_ref.rollout_slots",
+    "actor_rollout_ref.vllm.",
     "actor_rollout_ref.use_dynamic_bsz",
     "actor_rollout_ref.max_tokens_per_micro_batch",
     "actor_rollout_ref.trust_remote_code",

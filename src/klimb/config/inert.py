@@ -28,6 +28,7 @@ def inert(config: RunConfig, posture: Posture, counts: Counts) -> list[tuple[str
         _loss(config, posture, counts),
         _kl(config, posture),
         _rows(config, posture),
+        _engine(config),
         _elsewhere(config),
     )
     reasons: dict[str, str] = {}
@@ -106,6 +107,12 @@ def _rows(config: RunConfig, p: Posture) -> Why:
     f = config.algorithm.policy_filtration
     if f.strategy != "power":
         yield "algorithm.policy_filtration.power", f"strategy is {f.strategy}, not power"
+
+
+def _engine(config: RunConfig) -> Why:
+    if config.actor_rollout_ref.rollout_provider != "vllm":
+        for key in ("memory_share", "tensor_parallel"):
+            yield f"actor_rollout_ref.vllm.{key}", "rollout_provider is hf"
 
 
 def _elsewhere(config: RunConfig) -> Why:

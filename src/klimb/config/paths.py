@@ -96,13 +96,7 @@ def _nearest(path: Path) -> str:
 
 def check_runnable(config: RunConfig) -> None:
     """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
-    for key, value, allowed in (
-        ("actor_rollout_ref.rollout_provider", config.actor_rollout_ref.rollout_provider, "hf"),
-    ):
-        if value != allowed:
-            raise ConfigError(
-                f"{key} is {value}, which this version plans but does not run; set {key}={allowed} to train here"
-            )
+    _check_engine(config)
     missing = [text for _, text in missing_paths(config)]
     if missing:
         raise ConfigError("\n".join(missing))
@@ -115,6 +109,20 @@ def check_runnable(config: RunConfig) -> None:
         if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
             raise MissingExtra(service, service, f"logging.{service}")
     resolve(config)
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Refuse an engine that is not installed, or that does not go with the trainer."""
+    key = "actor_rollout_ref.rollout_provider"
+    if config.actor_rollout_ref.rollout_provider != "vllm":
+        return
+    if config.training.trainer != "single":
+        raise ConfigError(
+            f"{key} is vllm and training.trainer is {config.training.trainer}, which this version plans but does not "
+            f"run together; set {key}=hf or training.trainer=single"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtra("vllm", "vllm", f"{key}=vllm")
 
 
 def _check_reward(config: RunConfig) -> None:

@@ -16,6 +16,15 @@ from klimb.config.algorithm import AlgorithmConfig, OverlongPenalty
 from klimb.config.base import Auto, Finite, NonNegative, Positive, PositiveFloat, Section, Strings, Unit
 
 
+class VLLMConfig(Section):
+    """`actor_rollout_ref.vllm`: the vllm engine; read where rollout_provider is vllm."""
+
+    memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of a GPU's memory for the engine's weights and cache; on a CPU rollout_slots alone size the cache."""
+    tensor_parallel: Positive = 1
+    """GPUs that one copy of the weights is spread over."""
+
+
 class RolloutConfig(Section):
     """`actor_rollout_ref`: the policy, its reference and how episodes are sampled."""
 
@@ -28,13 +37,15 @@ class RolloutConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that a model folder brings along. Off unless you trust the folder."""
     rollout_provider: Literal["hf", "vllm"] = "hf"
-    """Engine that samples: hf (in process, on the policy's own weights) or vllm (not in this version)."""
+    """Engine that samples: hf (in process, on the policy's own weights) or vllm (in process, on a copy of them)."""
+    vllm: VLLMConfig = VLLMConfig()
+    """Settings of the vllm engine."""
     rollout_batch_size: Positive = 1024
     """Episodes in one rollout phase, all ranks together."""
     rollouts_per_prompt: Positive = 1
     """Episodes per prompt (G); must divide rollout_batch_size."""
     rollout_slots: Annotated[int, Field(gt=0)] | Auto = "auto"
-    """Episodes the hf engine decodes at once; auto: 64 on a CPU, 256 on a GPU. Bounds the key/value cache."""
+    """Episodes decoded at once; auto: 64 on a CPU, 256 on a GPU. Bounds the key/value cache."""
     temperature: NonNegative = 0.7
     """Sampling temperature. All log-probs in ratios and KL are taken at it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -72,6 +72,7 @@ class Facts:
     explicit: bool | None = None
     lr: float | None = None
     temperature: float | None = None
+    engine: str | None = None
     target_kl: float | None = None
     init_kl_coef: float | None = None
     kl_type: str | None = None
@@ -114,6 +115,7 @@ class Facts:
             explicit=get(f"{a}.use_pf_ppo", bool),
             lr=get(f"{t}.lr", float),
             temperature=get(f"{r}.temperature", float),
+            engine=get(f"{r}.rollout_provider", str),
             target_kl=get(f"{kl}.target_kl", float) if steered else None,
             init_kl_coef=get(f"{kl}.init_kl_coef", float),
             kl_type=kl_type,

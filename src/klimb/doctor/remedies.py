@@ -217,6 +217,9 @@ def _engine_mismatch(seen: Seen, facts: Facts) -> list[Remedy]:
         Remedy(text="Check that the engine's weights are the newest: its version is logged with each rollout"),
         Remedy(text="Check both precisions: float32 in the engine for a test"),
     ]
+    if facts.engine == "vllm":
+        text = "Sample with the trainer's own weights in a new run: if the mismatch is gone, it was the engine"
+        out.append(Remedy(text=text, override="actor_rollout_ref.rollout_provider=hf"))
     if facts.explicit is False:
         out.append(Remedy(text="Recompute the old log-probs in the trainer", override="algorithm.use_pf_ppo=true"))
     else:

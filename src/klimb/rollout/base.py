@@ -54,3 +54,7 @@ class Sampler(Protocol):
     def sleep(self) -> None:
         """Nothing is asked until the next `load_weights`: memory that only sampling needs may go."""
         ...
+
+    def close(self) -> None:
+        """Let go of everything that the engine holds; it samples no more."""
+        ...

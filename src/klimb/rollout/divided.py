@@ -29,3 +29,6 @@ class DividedSampler:
 
     def sleep(self) -> None:
         self.engine.sleep()
+
+    def close(self) -> None:
+        self.engine.close()

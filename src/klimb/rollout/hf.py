@@ -85,6 +85,9 @@ class HFSampler:
                     progress(len(done), len(requests))
         return [self._sample(*done[request.index], sampling) for request in requests]
 
+    def close(self) -> None:
+        """Nothing is held but the model, which is the caller's."""
+
     def _sample(self, row: _Row, reason: FinishReason, sampling: Sampling) -> Sample:
         prompt, n = row.request.prompt.token_ids, len(row.tokens)
         return Sample(
