@@ -42,6 +42,7 @@ from klimb.models.load import (
     pad_id,
     with_adapter,
 )
+from klimb.models.lora import add_lora
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
 from klimb.reward.model import RewardModel, RewardModelSettings
@@ -51,6 +52,7 @@ from klimb.rollout.base import Sampling
 from klimb.rollout.hf import HFSampler
 from klimb.run import Run
 from klimb.runlog import RunLog
+from klimb.seeds import derive_seed
 from klimb.types import Prompt
 from klimb.update import make_trainable
 from klimb.watch import Watch
@@ -254,13 +256,14 @@ def _check_eval(config: RunConfig, data: Data, components: Sequence[RewardCompon
 def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: torch.device) -> Roles:
     r = config.actor_rollout_ref
     reference = critic = None
-    if posture.needs_reference:
-        reference = (
-            frozen_copy(actor)
-            if r.ref_model_path is None
-            else freeze(load_causal_lm(model_folder(r.ref_model_path), r.trust_remote_code, device))
-        )
+    if posture.needs_reference and r.ref_model_path is not None:
+        reference = freeze(load_causal_lm(model_folder(r.ref_model_path), r.trust_remote_code, device))
+    elif posture.needs_reference:
+        reference = frozen_copy(actor) if r.lora is None else actor
     if config.needs_critic:
         path = config.critic.model_path
         critic = critic_from(actor) if path is None else load_critic(model_folder(path), r.trust_remote_code, device)
+    if r.lora is not None:  # the critic above is a copy of the base
+        base = str(model_folder(r.model_path)) if r.adapter_path is None else None
+        add_lora(actor, r.lora, derive_seed(config.training.seed, "lora"), base)
     return Roles(actor=actor, reference=reference, critic=critic)

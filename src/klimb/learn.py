@@ -5,7 +5,8 @@ Batch -> ScoredBatch (`score_tokens`) -> TrainBatch (`estimate_advantages`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from klimb.algos.table import ADVANTAGES, Phase
 from klimb.batch import Minibatch, trimmed
 from klimb.models.forward import token_scores, values_and_end
 from klimb.models.load import Critic
+from klimb.models.lora import adapter_off
 from klimb.recipe import Recipe
 from klimb.selection import Metrics, columns, correction_weights, draw_rows, trained_tokens
 from klimb.types import Batch, ScoredBatch, TrainBatch
@@ -27,11 +29,18 @@ from klimb.types import Batch, ScoredBatch, TrainBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """The models by role; None where the config needs none."""
+    """The models by role; None where the config needs none. With LoRA the reference is the actor itself, whose adapter
+    is off while it plays that role."""
 
     actor: PreTrainedModel
     reference: PreTrainedModel | None
     critic: Critic | None
+
+    @contextmanager
+    def as_reference(self) -> Generator[PreTrainedModel | None]:
+        """The reference, ready for a pass inside."""
+        with adapter_off(self.actor) if self.reference is self.actor else nullcontext():
+            yield self.reference
 
 
 def is_on_policy(epochs: Sequence[Sequence[Minibatch]], recipe: Recipe) -> bool:
@@ -63,7 +72,8 @@ def score_tokens(
     with torch.no_grad():
         if recipe.explicit and not skip_old:
             old = _logprob_pass(roles.actor, batch, parts, recipe)
-        ref = None if roles.reference is None else _logprob_pass(roles.reference, batch, parts, recipe)
+        with roles.as_reference() as reference:
+            ref = None if reference is None else _logprob_pass(reference, batch, parts, recipe)
         if roles.critic is not None:
             values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe)
             last_values = torch.where(batch.cut_off, ends, 0.0) if recipe.bootstrap else None

@@ -24,6 +24,7 @@ from klimb.floor import Work
 from klimb.interrupt import Interrupt
 from klimb.ladder import is_curable
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
+from klimb.models.lora import weights_for_engine
 from klimb.phase import Phase, play
 from klimb.run import Run, run_parts
 from klimb.seeds import derive_seed
@@ -37,7 +38,7 @@ def train(run: Run, state: State) -> State:
     """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
     guard had nothing left to try: then the newest checkpoint is from before the alarm."""
     interrupt = Interrupt()
-    run.sampler.load_weights(iter(run.roles.actor.named_parameters()), state.step)
+    run.sampler.load_weights(weights_for_engine(run.roles.actor), state.step)
     with interrupt.listening():
         if state == State():
             row = _before_training(run)
@@ -108,7 +109,7 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         if not torch.equal(forward_lengths(train_batch), forward_lengths(phase.batch)):
             epochs = split_phase(forward_lengths(train_batch), train_batch.group, run.split, seed)  # rows were left out
         update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
-    run.sampler.load_weights(iter(run.roles.actor.named_parameters()), step)
+    run.sampler.load_weights(weights_for_engine(run.roles.actor), step)
     measured = {**score_metrics, **update_metrics}
     # While the critic warms up the policy stays where it is: there is nothing to steer.
     follow_metrics = {} if warming_up else _steer(run, measured, phase.with_token)

@@ -1,6 +1,7 @@
 """What a checkpoint holds, and how a run gets it back.
 
-actor/          Hugging Face folder that transformers and vLLM open directly, tokenizer included
+actor/          Hugging Face folder that transformers and vLLM open directly, tokenizer included; LoRA merged in
+adapter/        with LoRA: the adapter as a peft folder, which is what a run goes on from
 critic/         body and value head, where there is a critic
 optimizer.pt    both optimizers; read with weights_only, nothing is unpickled
 state.json      step, episodes, posture, controller, data position, reward moments, config, versions, log offsets
@@ -28,6 +29,7 @@ from klimb.config.schema import RolloutConfig, RunConfig
 from klimb.errors import CheckpointError
 from klimb.ladder import Intervention
 from klimb.models.load import VALUE_HEAD, Critic
+from klimb.models.lora import check_base, has_adapter, load_adapter, save_adapter, save_plain
 from klimb.update import Trainable
 from klimb.version import VERSION
 
@@ -82,7 +84,9 @@ class Parts:
 def fill(folder: Path, parts: Parts, state: State, row: Mapping[str, float]) -> None:
     """Write all files but the manifest. row: the metrics of the phase that led to this state."""
     actor = cast(PreTrainedModel, parts.actor.module)
-    actor.save_pretrained(folder / "actor")
+    save_plain(actor, folder / "actor")
+    if has_adapter(actor):
+        save_adapter(actor, folder / "adapter")
     parts.tokenizer.save_pretrained(folder / "actor")
     if parts.critic is not None:
         cast(Critic, parts.critic.module).save(folder / "critic")
@@ -160,7 +164,13 @@ def restore(folder: Path, parts: Parts) -> Restored:
 
 
 def _load_weights(folder: Path, parts: Parts) -> None:
-    modules = {"actor": parts.actor.module}
+    modules = dict[str, nn.Module]()
+    if has_adapter(parts.actor.module):
+        actor = cast(PreTrainedModel, parts.actor.module)
+        load_adapter(actor, folder / "adapter")
+        check_base(actor, folder / "actor")
+    else:
+        modules["actor"] = parts.actor.module
     if parts.critic is not None:
         critic = cast(Critic, parts.critic.module)
         modules["critic"] = critic.body

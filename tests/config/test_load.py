@@ -34,6 +34,7 @@ training: {trainer: fsdp, micro_batch_size: 4, gradient_accumulation_steps: 8, l
 
 DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.adapter_path": None,
+    "actor_rollout_ref.lora": None,
     "actor_rollout_ref.ref_model_path": None,
     "actor_rollout_ref.trust_remote_code": False,
     "actor_rollout_ref.rollout_provider": "hf",
@@ -228,7 +229,10 @@ def test_every_key_is_described() -> None:
         assert key in SECTIONS or (info.description or "").strip(), f"{key} has no description"
 
 
-TAKES_A_MAPPING = ("algorithm.loss_args", "algorithm.truncated", "algorithm.rollout_correction.reject")
+TAKES_A_MAPPING = (
+    *("actor_rollout_ref.lora", "algorithm.loss_args"),
+    *("algorithm.truncated", "algorithm.rollout_correction.reject"),
+)
 
 
 @pytest.mark.parametrize("key", LEAVES)

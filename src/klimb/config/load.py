@@ -274,6 +274,8 @@ def _nearest(name: str, prefix: Path_, model: type[BaseModel]) -> str:
         "batch_size": "training.micro_batch_size",
         "max_steps": "training.total_episodes",
     }
+    if name in ("dropout", "lora_dropout"):
+        return "; klimb has no dropout, for with it the first minibatch's ratio would not be 1; leave the key out"
     here = ".".join(prefix) or "the top level"
     siblings = list(model.model_fields)
     if near := difflib.get_close_matches(name, siblings, 1, 0.5):

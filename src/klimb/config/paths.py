@@ -110,8 +110,9 @@ def check_runnable(config: RunConfig) -> None:
     if not config.data.train_files:
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     _check_reward(config)
-    if config.actor_rollout_ref.adapter_path is not None and importlib.util.find_spec("peft") is None:
-        raise MissingExtra("peft", "lora", "actor_rollout_ref.adapter_path")
+    for key in ("adapter_path", "lora"):
+        if getattr(config.actor_rollout_ref, key) is not None and importlib.util.find_spec("peft") is None:
+            raise MissingExtra("peft", "lora", f"actor_rollout_ref.{key}")
     for service in ("wandb", "mlflow", "trackio"):
         if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
             raise MissingExtra(service, service, f"logging.{service}")

@@ -16,6 +16,17 @@ from klimb.config.algorithm import AlgorithmConfig, OverlongPenalty
 from klimb.config.base import Auto, Finite, NonNegative, Positive, PositiveFloat, Section, Strings, Unit
 
 
+class LoraSettings(Section):
+    """`actor_rollout_ref.lora`: train a small adapter, keep the model as it is. There is no dropout in klimb."""
+
+    rank: Positive = 16
+    """Columns of the adapter's matrices: how much it can say."""
+    alpha: Positive = 32
+    """What the adapter adds is multiplied by alpha / rank."""
+    target_modules: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | Literal["all-linear"] = "all-linear"
+    """Linear layers that get an adapter, by their last names (q_proj) or whole ones; all-linear: all but the head."""
+
+
 class RolloutConfig(Section):
     """`actor_rollout_ref`: the policy, its reference and how episodes are sampled."""
 
@@ -23,6 +34,9 @@ class RolloutConfig(Section):
     """Hugging Face folder of the SFT model that training starts from."""
     adapter_path: str | None = None
     """Folder of a trained LoRA adapter (peft), merged into policy and reference at the start; null: none."""
+    lora: LoraSettings | None = None
+    """Train a LoRA adapter (rank, alpha, target_modules) on a frozen model, which is the reference too; null: train
+    all weights."""
     ref_model_path: str | None = None
     """Folder of the KL reference; null: the weights training starts from, adapter included."""
     trust_remote_code: bool = False
