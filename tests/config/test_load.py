@@ -253,6 +253,21 @@ def test_null_is_refused_where_off_makes_no_sense(load: Load, key: str) -> None:
     assert f"{key} is null" in refused(load, MODEL, f"{key}=null")
 
 
+def test_lora_is_a_section_or_null_and_has_no_dropout(load: Load) -> None:
+    lora = load(MODEL, "actor_rollout_ref.lora={rank: 8}").config.actor_rollout_ref.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.target_modules) == (8, 32, "all-linear")
+    lora = load(MODEL, "actor_rollout_ref.lora.target_modules=[q_proj, v_proj]").config.actor_rollout_ref.lora
+    assert lora is not None
+    assert (lora.rank, lora.target_modules) == (16, ("q_proj", "v_proj"))
+    message = refused(load, MODEL, "actor_rollout_ref.lora={rank: 8, dropout: 0.05}")
+    assert "unknown key 'actor_rollout_ref.lora.dropout'; klimb has no dropout" in message
+    assert "'actor_rollout_ref.lora.rank'" in refused(load, MODEL, "actor_rollout_ref.lora={rnk: 8}")
+    for wrong in ("{rank: 0}", "{alpha: x}", "{target_modules: []}", "{target_modules: q_proj}"):
+        message = refused(load, MODEL, f"actor_rollout_ref.lora={wrong}")
+        assert f"actor_rollout_ref.lora.{wrong[1:].partition(':')[0]} is " in message
+
+
 TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "empty": ("", ("recipe.yaml:1", "empty", "actor_rollout_ref.model_path")),
     "comments only": ("# nothing\n", ("recipe.yaml:1", "empty")),

@@ -23,8 +23,8 @@ from klimb.models.attention import recompute_activations
 from klimb.models.forward import backward_scores, can_fuse, token_scores
 from klimb.models.load import body_of, critic_from, frozen_copy, head_of
 from klimb.models.lora import (
-    add_lora,
     adapter_off,
+    add_lora,
     check_base,
     has_adapter,
     load_adapter,
@@ -214,7 +214,9 @@ def test_first_ratio_one_kl_zero_then_the_policy_moves_and_the_reference_stays(e
     epochs = split_of(batch, step=4, micro=2)
     before, metrics = score_tokens(batch, epochs[0], roles, recipe)
     assert before.ref_logprobs is not None
-    assert torch.equal(before.ref_logprobs, score_tokens(batch, epochs[0], make_roles(tiny_model(), True), recipe)[0].ref_logprobs)
+    assert torch.equal(
+        before.ref_logprobs, score_tokens(batch, epochs[0], make_roles(tiny_model(), True), recipe)[0].ref_logprobs
+    )
     if explicit:
         assert metrics["kl/k3"] == 0.0
         assert metrics["kl/k1"] == 0.0

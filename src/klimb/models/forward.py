@@ -86,8 +86,8 @@ def backward_scores(
 
     While a chunk's logits are there, the gradient of its tokens' loss by their log-probs and entropies gives that by
     the logits, and so by hidden states and head at once: d logp_y = onehot_y - p, d H = -p (log p + H). Gradients are
-    added to the weights' .grad, the head's only where it is trained. For losses whose value at one token needs no other token's log-prob; the others go
-    through `token_scores`. Returned scores carry no gradient.
+    added to the weights' .grad, the head's only where it is trained. For losses whose value at one token needs no other
+    token's log-prob; the others go through `token_scores`. Returned scores carry no gradient.
     """
     head = head_of(model)
     weight = cast(nn.Parameter, head.weight)

@@ -105,7 +105,6 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     if missing := [w for w in caught if "missing adapter keys" in str(w.message)]:
         raise ModelError(f"{folder}: this adapter does not fit the model: {str(missing[0].message)[:300]}")
     whole = cast(PreTrainedModel, merged)
-    del merged.peft_config  # peft leaves it behind; the next adapter would be taken for a second one
     cast(nn.Module, whole).to(device).requires_grad_(True).eval()
     return whole
 
