@@ -95,7 +95,9 @@ def test_a_short_run_learns(parts: tuple[Path, Path], tmp_path: Path, estimator:
 def test_stopping_and_resuming_changes_nothing(parts: tuple[Path, Path], tmp_path: Path) -> None:
     """Resumed after step 3 from the adapter, not from the merged weights, whose bits are others."""
     adapter = save_adapter(parts[0], tmp_path / "trained")
-    for name, changes in {"plain": {}, "on-an-adapter": {"actor_rollout_ref.adapter_path": str(adapter)}}.items():
+    cases: dict[str, dict[str, Any]] = {"plain": {}, "above": {"actor_rollout_ref.adapter_path": str(adapter)}}
+    for name, changes in cases.items():
+        changes["training.keep_checkpoints"] = 6
         whole = run(parts, tmp_path / name, **changes, **{"run.name": "whole"})
         halves = run(parts, tmp_path / name, **changes, **{"run.name": "halves"}).folder
         for path in checkpoint.listed(halves / "checkpoints"):
@@ -110,7 +112,7 @@ def test_stopping_and_resuming_changes_nothing(parts: tuple[Path, Path], tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_killed_again_and_again_ends_bit_identical(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    changes = {**LORA, **GRPO, "training.total_episodes": 160, "eval.every_episodes": 32}
+    changes = {**LORA, **GRPO, "training.total_episodes": 64, "eval.every_episodes": 32}
     configs = [
         write_config(tmp_path / f"{name}.yaml", tiny_tree(*parts, tmp_path / name, **changes))
         for name in ("whole", "killed")
@@ -123,7 +125,7 @@ def test_a_run_killed_again_and_again_ends_bit_identical(parts: tuple[Path, Path
 
     assert start(configs[0]).wait(200) == 0, log.read_text()[-2000:]
     rng, kills, folder = random.Random(1), 0, tmp_path / "killed" / "run"
-    for number in range(6):
+    for number in range(4):
         process = start(configs[1])
         before, end = len(checkpoint.listed(folder / "checkpoints")), time.monotonic() + 60
         while process.poll() is None and time.monotonic() < end:
@@ -135,7 +137,7 @@ def test_a_run_killed_again_and_again_ends_bit_identical(parts: tuple[Path, Path
         kills += process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert kills >= 3
+    assert kills >= 2
     assert start(configs[1]).wait(200) == 0, log.read_text()[-2000:]
     assert same_files(folder, tmp_path / "whole" / "run", *ADAPTER, "optimizer.pt")
     assert rows(folder) == rows(tmp_path / "whole" / "run")

@@ -62,7 +62,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int, base: st
 def _targets(model: PreTrainedModel, wanted: tuple[str, ...] | str) -> dict[str, nn.Module]:
     """The linear layers of the body that get an adapter, by their names in the model."""
     inside = {id(module) for module in body_of(model).modules()} - {id(head_of(model))}
-    layers = {
+    layers: dict[str, nn.Module] = {
         name: module
         for name, module in model.named_modules()
         if id(module) in inside and isinstance(module, nn.Linear | Conv1D)
