@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.batch import Split
@@ -24,6 +26,7 @@ from klimb.derive import actor_steps, make_controller, make_follow, make_recipe,
 from klimb.doctor.finding import Facts
 from klimb.errors import ConfigError
 from klimb.exhaustion import LastWords
+from klimb.fallback import Fallback
 from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.ladder import Intervention, all_overrides
 from klimb.learn import Roles
@@ -43,6 +46,7 @@ from klimb.models.load import (
     with_adapter,
 )
 from klimb.models.lora import add_lora
+from klimb.offload import HOST
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
 from klimb.reward.model import RewardModel, RewardModelSettings
@@ -134,6 +138,7 @@ def build_components(
             batch_size=r.reward_batch_size,
             max_tokens=config.actor_rollout_ref.max_tokens_per_micro_batch,
             trust_remote_code=config.actor_rollout_ref.trust_remote_code,
+            offload=config.training.offload.params and device != HOST,
         )
         components = (*components, RewardModel(settings, policy_tokenizer=tokenizer, device=device))
     return tuple(components)
@@ -185,7 +190,7 @@ def build_run(
     _check_eval(config, data, components)
     actor_model = load_policy(config, actor_folder, device)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
-    roles = _roles(config, posture, actor_model, device)
+    roles, wait = _offloaded(config, _roles(config, posture, actor_model, device), device, screen)
     if t.activation_checkpointing:
         recompute_activations(body_of(actor_model))
         if roles.critic is not None:
@@ -207,12 +212,15 @@ def build_run(
             budget=r.max_tokens_per_micro_batch,
             epochs=1,
         ),
+        fallback=Fallback(on=t.micro_batch_fallback, say=screen.warn),
         folder=folder,
         tokenizer=tokenizer,
         pad_id=pad_id(tokenizer),
         roles=roles,
-        actor=make_trainable(actor_model, actor_schedule, t.weight_decay),
-        critic=None if roles.critic is None else make_trainable(roles.critic, critic_schedule, t.weight_decay),
+        actor=make_trainable(actor_model, actor_schedule, t.weight_decay, None, wait),
+        critic=None
+        if roles.critic is None
+        else make_trainable(roles.critic, critic_schedule, t.weight_decay, roles.place, wait),
         controller=make_controller(config, posture),
         follow=make_follow(config, posture),
         sampler=HFSampler(actor_model, tokenizer, slots(config, device), dtype),
@@ -267,3 +275,20 @@ def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: 
         base = str(model_folder(r.model_path)) if r.adapter_path is None else None
         add_lora(actor, r.lora, derive_seed(config.training.seed, "lora"), base)
     return Roles(actor=actor, reference=reference, critic=critic)
+
+
+def _offloaded(config: RunConfig, roles: Roles, device: torch.device, screen: Screen) -> tuple[Roles, bool]:
+    """The roles, those that wait in the host's memory moved there; and whether optimizer states wait there too."""
+    offload = config.training.offload
+    if device == HOST:
+        if offload.params or offload.optimizer:
+            screen.warn(
+                "training.offload: this machine has no GPU, so weights and optimizer states are in the host's memory "
+                "already; nothing is moved and nothing is saved"
+            )
+        return roles, False
+    if offload.params:
+        for module in (roles.reference, roles.critic):
+            if module is not None and module is not roles.actor:
+                cast(nn.Module, module).to(HOST)
+    return replace(roles, place=device if offload.params else None), offload.optimizer

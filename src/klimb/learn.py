@@ -6,7 +6,7 @@ Batch -> ScoredBatch (`score_tokens`) -> TrainBatch (`estimate_advantages`).
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,7 @@ from klimb.batch import Minibatch, trimmed
 from klimb.models.forward import token_scores, values_and_end
 from klimb.models.load import Critic
 from klimb.models.lora import adapter_off
+from klimb.offload import at_work
 from klimb.recipe import Recipe
 from klimb.selection import Metrics, columns, correction_weights, draw_rows, trained_tokens
 from klimb.types import Batch, ScoredBatch, TrainBatch
@@ -35,11 +36,14 @@ class Roles:
     actor: PreTrainedModel
     reference: PreTrainedModel | None
     critic: Critic | None
+    place: torch.device | None = None
+    """Where reference and critic go for a pass, out of the host's memory; None: they are where they work."""
 
     @contextmanager
     def as_reference(self) -> Generator[PreTrainedModel | None]:
         """The reference, ready for a pass inside."""
-        with adapter_off(self.actor) if self.reference is self.actor else nullcontext():
+        shared = self.reference is self.actor
+        with adapter_off(self.actor) if shared else at_work(self.reference, self.place):
             yield self.reference
 
 
@@ -75,7 +79,8 @@ def score_tokens(
         with roles.as_reference() as reference:
             ref = None if reference is None else _logprob_pass(reference, batch, parts, recipe)
         if roles.critic is not None:
-            values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe)
+            with at_work(roles.critic, roles.place):
+                values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe)
             last_values = torch.where(batch.cut_off, ends, 0.0) if recipe.bootstrap else None
     scored = ScoredBatch(**columns(batch), old_logprobs=old, ref_logprobs=ref, values=values, last_values=last_values)
     forwards = len(parts) if recipe.explicit and not skip_old else 0

@@ -98,9 +98,10 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
     with clock("score"):
         epochs = split_phase(forward_lengths(phase.batch), phase.batch.group, run.split, seed)
+        parts = [run.fallback.cut(micros) for micros in epochs[0]]  # as the update cuts them, or the ratio is not 1
         skip_old = not warming_up and is_on_policy(epochs, run.recipe)
         scored_batch, score_metrics = score_tokens(
-            phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase)
+            phase.batch, parts, run.roles, run.recipe, skip_old, _value_parts(run, phase)
         )
         generator = torch.Generator().manual_seed(derive_seed(seed, "filtration"))
         train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
@@ -108,7 +109,8 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         lr, kl_coef = run.actor.lr, run.controller.coef
         if not torch.equal(forward_lengths(train_batch), forward_lengths(phase.batch)):
             epochs = split_phase(forward_lengths(train_batch), train_batch.group, run.split, seed)  # rows were left out
-        update_metrics = update(None if warming_up else run.actor, run.critic, train_batch, epochs, run.recipe, kl_coef)
+        actor = None if warming_up else run.actor
+        update_metrics = update(actor, run.critic, train_batch, epochs, run.recipe, kl_coef, run.fallback)
     run.sampler.load_weights(weights_for_engine(run.roles.actor), step)
     measured = {**score_metrics, **update_metrics}
     # While the critic warms up the policy stays where it is: there is nothing to steer.

@@ -30,6 +30,7 @@ from klimb.errors import CheckpointError
 from klimb.ladder import Intervention
 from klimb.models.load import VALUE_HEAD, Critic
 from klimb.models.lora import check_base, has_adapter, load_adapter, save_adapter, save_plain
+from klimb.offload import park_states
 from klimb.update import Trainable
 from klimb.version import VERSION
 
@@ -146,6 +147,8 @@ def restore(folder: Path, parts: Parts) -> Restored:
         trainable.optimizer.load_state_dict(optimizers[name])
         for group, decay in zip(trainable.optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay  # a setting of the config, which may have changed, and no state
+        if trainable.states_wait:
+            park_states(trainable.optimizer)
         trainable.steps = int(record["optimizer_steps"][name])
     for name, part in parts.stateful.items():
         if name not in record:

@@ -87,6 +87,9 @@ DEFAULTS: dict[str, Any] = {
     "reward_model.model_path": None,
     "reward_model.reward_batch_size": 512,
     "training.activation_checkpointing": False,
+    "training.micro_batch_fallback": False,
+    "training.offload.params": False,
+    "training.offload.optimizer": False,
     "training.keep_freed_memory": "auto",
     "reward_model.functions": (),
     "reward_model.clip": "auto",
@@ -224,7 +227,7 @@ def test_every_key_is_described() -> None:
         "compare",
     }
     nested = {"kl_ctrl", "rollout_correction", "policy_filtration"}
-    assert sections | {f"algorithm.{name}" for name in nested} == SECTIONS
+    assert sections | {f"algorithm.{name}" for name in nested} | {"training.offload"} == SECTIONS
     for key, info in known_keys():
         assert key in SECTIONS or (info.description or "").strip(), f"{key} has no description"
 

@@ -29,6 +29,7 @@ def inert(config: RunConfig, posture: Posture, counts: Counts) -> list[tuple[str
         _kl(config, posture),
         _rows(config, posture),
         _elsewhere(config),
+        _offload(config, posture),
     )
     reasons: dict[str, str] = {}
     for key, why in (found for room in rooms for found in room):
@@ -106,6 +107,18 @@ def _rows(config: RunConfig, p: Posture) -> Why:
     f = config.algorithm.policy_filtration
     if f.strategy != "power":
         yield "algorithm.policy_filtration.power", f"strategy is {f.strategy}, not power"
+
+
+def _offload(config: RunConfig, p: Posture) -> Why:
+    r = config.actor_rollout_ref
+    own_reference = p.needs_reference and (r.lora is None or r.ref_model_path is not None)
+    if (
+        config.training.offload.params
+        and not own_reference
+        and not config.needs_critic
+        and config.reward_model.model_path is None
+    ):
+        yield "training.offload.params", "there is no critic, no reward model and no reference beside the policy"
 
 
 def _elsewhere(config: RunConfig) -> Why:

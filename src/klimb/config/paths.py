@@ -104,6 +104,7 @@ def check_runnable(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key} is {value}, which this version plans but does not run; set {key}={allowed} to train here"
             )
+    _check_one_process(config)
     missing = [text for _, text in missing_paths(config)]
     if missing:
         raise ConfigError("\n".join(missing))
@@ -117,6 +118,23 @@ def check_runnable(config: RunConfig) -> None:
         if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
             raise MissingExtra(service, service, f"logging.{service}")
     resolve(config)
+
+
+def _check_one_process(config: RunConfig) -> None:
+    """Refuse what one process does and several ranks do not."""
+    if config.training.trainer == "single":
+        return
+    offload = config.training.offload
+    for key, on in (
+        ("actor_rollout_ref.lora", config.actor_rollout_ref.lora is not None),
+        ("training.offload", offload.params or offload.optimizer),
+        ("training.micro_batch_fallback", config.training.micro_batch_fallback),
+    ):
+        if on:
+            raise ConfigError(
+                f"{key} is set and training.trainer is {config.training.trainer}; this version does it in one process "
+                f"only. Leave {key} out, or set training.trainer=single"
+            )
 
 
 def _check_reward(config: RunConfig) -> None:

@@ -158,6 +158,15 @@ class DataConfig(Section):
     """Draw a new order each epoch, a function of (seed, epoch); false: the file's order."""
 
 
+class OffloadConfig(Section):
+    """`training.offload`: keep what is not at work in the host's memory; on a CPU it is there anyway."""
+
+    params: bool = False
+    """Move reference, critic and reward model to the GPU for their passes only."""
+    optimizer: bool = False
+    """Move the optimizers' states to the GPU for the optimizer steps only."""
+
+
 class TrainingConfig(Section):
     """`training`: optimizer, lengths and checkpoints."""
 
@@ -190,6 +199,9 @@ class TrainingConfig(Section):
     activation_checkpointing: bool = False
     """Keep only the inputs of every block in a forward and compute the rest again in backward: less memory, more time,
     the same numbers."""
+    micro_batch_fallback: bool = False
+    """Where an update runs out of memory, halve its micro-batches and do the step again instead of ending the run."""
+    offload: OffloadConfig = OffloadConfig()
     keep_freed_memory: bool | Auto = "auto"
     """Let the C library keep memory that was freed for the next tensor, instead of handing it back to the kernel:
     faster steps for a higher peak; auto: true on a CPU. Only glibc can."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from klimb.errors import ModelError
+from klimb.offload import HOST, at_work
 from klimb.reward.base import Outcome, failed, valued
 from klimb.types import Sample
 
@@ -25,7 +26,8 @@ from klimb.types import Sample
 class RewardModelSettings:
     """path: a Hugging Face folder. batch_size, max_tokens: rows, and rows times longest row, per forward.
 
-    append_end: an answer that was cut off gets the model's end token appended before it is read.
+    append_end: an answer that was cut off gets the model's end token appended before it is read. offload: the model
+    waits in the host's memory between batches of samples.
     """
 
     path: str
@@ -33,6 +35,7 @@ class RewardModelSettings:
     max_tokens: int = 16_384
     trust_remote_code: bool = False
     append_end: bool = False
+    offload: bool = False
 
 
 class RewardModel:
@@ -55,7 +58,7 @@ class RewardModel:
         self._settings = settings
         self._device = torch.device(device)
         self._tokenizer = _load_tokenizer(settings)
-        self._model = load_scorer(settings).to(self._device)
+        self._model = load_scorer(settings).to(HOST if settings.offload else self._device)
         self.token_ids = same_tokenizer(policy_tokenizer, self._tokenizer)
         self._limit = getattr(self._model.config, "max_position_embeddings", None)
         rows = int(self._model.get_input_embeddings().weight.shape[0])
@@ -71,10 +74,11 @@ class RewardModel:
         rows = [self._ids(sample) for sample in samples]
         outcomes: list[Outcome | None] = [self._unreadable(row) for row in rows]
         readable = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        for batch in self._batches(rows, readable):
-            scores = self._forward([rows[i] for i in batch])
-            for i, score in zip(batch, scores, strict=True):
-                outcomes[i] = valued(score)
+        with at_work(self._model, self._device if self._settings.offload else None):
+            for batch in self._batches(rows, readable):
+                scores = self._forward([rows[i] for i in batch])
+                for i, score in zip(batch, scores, strict=True):
+                    outcomes[i] = valued(score)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def close(self) -> None:
