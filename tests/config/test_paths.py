@@ -42,6 +42,15 @@ def test_a_complete_config_is_runnable(load: Load, here: Path) -> None:
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fsdp": (("training.trainer=fsdp",), ("training.trainer is fsdp", "training.trainer=single")),
+    "lora on ranks": (
+        ("training.trainer=fsdp", "actor_rollout_ref.lora={rank: 4}"),
+        ("actor_rollout_ref.lora is set and training.trainer is fsdp", "training.trainer=single"),
+    ),
+    "offload on ranks": (("training.trainer=fsdp", "training.offload.optimizer=true"), ("training.offload is set",)),
+    "fallback on ranks": (
+        ("training.trainer=fsdp", "training.micro_batch_fallback=true"),
+        ("training.micro_batch_fallback is set", "in one process only"),
+    ),
     "vllm": (("actor_rollout_ref.rollout_provider=vllm",), ("is vllm", "rollout_provider=hf")),
     "model": (
         ("actor_rollout_ref.model_path=mm",),

@@ -96,6 +96,7 @@ def _nearest(path: Path) -> str:
 
 def check_runnable(config: RunConfig) -> None:
     """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
+    _check_one_process(config)
     for key, value, allowed in (
         ("training.trainer", config.training.trainer, "single"),
         ("actor_rollout_ref.rollout_provider", config.actor_rollout_ref.rollout_provider, "hf"),
@@ -104,7 +105,6 @@ def check_runnable(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key} is {value}, which this version plans but does not run; set {key}={allowed} to train here"
             )
-    _check_one_process(config)
     missing = [text for _, text in missing_paths(config)]
     if missing:
         raise ConfigError("\n".join(missing))
