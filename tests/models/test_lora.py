@@ -278,6 +278,22 @@ def test_the_update_is_that_of_a_slow_version_by_peft_with_a_reference_of_its_ow
     assert measured["policy/grad_norm"] == pytest.approx(float(wanted.norm()), rel=1e-5)
 
 
+def test_in_bfloat16_the_adapter_starts_at_zero_too_and_is_near_float32() -> None:
+    """The compute dtype of a GPU, on a CPU; adapters and moments stay float32."""
+    (tokens, attention, mask), model, plain = padded(), with_lora(), tiny_model()
+    with torch.no_grad():
+        of_base = token_scores(plain, tokens, attention, mask, 0.7, torch.bfloat16).logprobs
+        assert torch.equal(token_scores(model, tokens, attention, mask, 0.7, torch.bfloat16).logprobs, of_base)
+    moved(model)
+    backward_scores(model, tokens, attention, mask, 0.7, lambda lp, h, at: lp.sum(), torch.bfloat16)
+    rough = torch.cat([p.grad.flatten() for p in adapter_of(model).values() if p.grad is not None])
+    model.zero_grad()
+    backward_scores(model, tokens, attention, mask, 0.7, lambda lp, h, at: lp.sum())
+    exact = torch.cat([p.grad.flatten() for p in adapter_of(model).values() if p.grad is not None])
+    assert rough.dtype == torch.float32
+    assert float((rough - exact).norm() / exact.norm()) < 0.1
+
+
 # Sampling
 
 
