@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from klimb.batch import Split, forward_lengths, split_phase
-from klimb.config.schema import RunConfig
+from klimb.config.schema import LoraSettings, RunConfig
 from klimb.learn import Roles, estimate_advantages, is_on_policy, score_tokens
 from klimb.models.attention import recompute_activations
 from klimb.models.load import Critic, body_of
-from klimb.models.sharded import shard, whole_weights
+from klimb.models.lora import add_lora, weights_for_engine
+from klimb.models.sharded import shard, whole
 from klimb.processes import joined
 from klimb.ranks import ALONE, Ranks
 from klimb.types import Batch
@@ -40,6 +41,7 @@ class Case:
     rewards: tuple[float | None, ...] = tuple(RAGGED)
     checkpointing: bool = False
     tied: bool = False
+    lora: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         recompute_activations(body_of(roles.actor))
     if ranks.size > 1:
         mesh = init_device_mesh("cpu", (ranks.size,))
-        for model in (roles.actor, roles.reference, roles.critic):
+        for model in (roles.actor, *([] if case.lora else [roles.reference]), roles.critic):
             if model is not None:
                 shard(model, mesh, torch.float32)
     actor, critic = adamw(roles.actor, 1e-3), None if roles.critic is None else adamw(roles.critic, 1e-3)
@@ -74,13 +76,18 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         scored, seen = score_tokens(batch, epochs[0], roles, recipe, skip, ranks=ranks)
         train, _ = estimate_advantages(scored, recipe, 0.1)
         metrics.append({**seen, **update(actor, critic, train, epochs, recipe, 0.1, ranks)})
-    return Outcome(metrics=metrics, weights={name: w.clone() for name, w in whole_weights(roles.actor)})
+    weights = {name: whole(w.detach()).clone() for name, w in weights_for_engine(roles.actor)}
+    return Outcome(metrics=metrics, weights=weights)
 
 
 def _roles(case: Case) -> Roles:
     apart = apart_roles()
     actor = tiny_model(tie_word_embeddings=True) if case.tied else apart.actor
-    return Roles(actor=actor, reference=apart.reference, critic=apart.critic if case.critic else None)
+    critic = apart.critic if case.critic else None
+    if case.lora:
+        add_lora(actor, LoraSettings(rank=4, alpha=64), seed=1)
+        return Roles(actor=actor, reference=actor, critic=critic)
+    return Roles(actor=actor, reference=apart.reference, critic=critic)
 
 
 def _phase(case: Case, seed: int) -> Batch:

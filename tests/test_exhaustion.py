@@ -16,9 +16,10 @@ import torch
 
 import klimb
 from klimb import exhaustion, loop
-from klimb.clock import Clock, Exhausted, is_exhausted, memory_limit
+from klimb.clock import Clock, Exhausted, memory_limit
 from klimb.doctor.finding import Facts
 from klimb.exhaustion import NAME, LastWords, OutOfMemory, Words, explain, kills, left_behind, obituary
+from klimb.malloc import is_exhausted
 from tests.tiny_runs import build_tiny_model, tiny_config, tiny_tree, write_config, write_inputs
 
 CPU = torch.device("cpu")

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from klimb.config.schema import LoraSettings
 from klimb.floor import Cost, Floor, Work, body_cost, cost_of, measured_rate
 from klimb.models.load import body_of, critic_from, head_of
+from klimb.models.lora import add_lora
 from tests.tiny_models import ARCHITECTURES, tiny_model
 
 FLOOR = Floor(rate=100.0, actor=Cost(body=2.0, head=3.0), critic=Cost(body=1.0, head=0.0))
@@ -30,6 +32,14 @@ def test_the_cost_of_a_forward_is_what_torch_counts(name: str) -> None:
     flops = counter.get_flop_counts()["Global"]
     linear = sum(n for operation, n in flops.items() if operation in (torch.ops.aten.mm, torch.ops.aten.addmm))
     assert cost.forward(read=21, scored=6) == linear
+
+
+def test_a_frozen_model_has_one_product_in_the_backward() -> None:
+    assert cost_of(tiny_model()).backward == 2.0
+    frozen = add_lora(tiny_model(), LoraSettings(rank=1), seed=0)
+    assert cost_of(frozen).backward == 1.0
+    cheap = Floor(rate=1.0, actor=Cost(body=2.0, head=3.0, backward=1.0), critic=FLOOR.critic)
+    assert work().operations(cheap)["update"] == 2 * (2 * 6 + 3 * 2) + 3 * 2 * 6
 
 
 def test_a_critic_has_a_body_and_no_head() -> None:

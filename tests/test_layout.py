@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "klimb"
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("errors",),
-    ("types", "seeds", "malloc", "cut", "ranks"),
+    ("types", "seeds", "malloc", "cut", "ranks", "offload"),
     ("config",),
     ("doctor",),
     ("algos",),
@@ -23,7 +23,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("rollout", "reward"),
     ("batch", "recipe"),
     ("selection",),
-    ("learn",),
+    ("learn", "fallback"),
     ("ladder",),
     ("update",),
     (

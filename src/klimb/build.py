@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from klimb.derive import actor_steps, make_controller, make_follow, make_recipe,
 from klimb.doctor.finding import Facts
 from klimb.errors import ConfigError
 from klimb.exhaustion import LastWords
+from klimb.fallback import Fallback
 from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
 from klimb.ladder import Intervention, all_overrides
 from klimb.learn import Roles
@@ -44,7 +46,9 @@ from klimb.models.load import (
     pad_id,
     with_adapter,
 )
+from klimb.models.lora import add_lora
 from klimb.models.sharded import shard
+from klimb.offload import HOST
 from klimb.ranks import ALONE, Ranks
 from klimb.reward.base import RewardComponent, RewardSettings
 from klimb.reward.combine import Moments
@@ -59,6 +63,7 @@ from klimb.rollout.replica import ReplicaSampler
 from klimb.rollout.vllm import EngineSettings, VLLMSampler
 from klimb.run import Run
 from klimb.runlog import RunLog
+from klimb.seeds import derive_seed
 from klimb.types import Prompt
 from klimb.update import make_trainable
 from klimb.watch import Watch
@@ -168,6 +173,7 @@ def build_components(
             batch_size=r.reward_batch_size,
             max_tokens=config.actor_rollout_ref.max_tokens_per_micro_batch,
             trust_remote_code=config.actor_rollout_ref.trust_remote_code,
+            offload=config.training.offload.params and device != HOST,
         )
         model = RewardModel(
             settings,
@@ -236,9 +242,9 @@ def build_run(
     place = device if division is None else torch.device("cpu")
     actor_model = load_policy(config, actor_folder, place)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
-    roles = _roles(config, posture, actor_model, place)
     on = Device(device=device, dtype=dtype, division=division)
     sampler = make_sampler(config, actor_model, tokenizer, on, data.longest + r.max_tokens)
+    roles, wait = _offloaded(config, _roles(config, posture, actor_model, place), device, screen)
     floor = Floor(
         rate=measured_rate(device, dtype) * ranks.size,
         actor=cost_of(actor_model),
@@ -262,12 +268,15 @@ def build_run(
             budget=r.max_tokens_per_micro_batch,
             epochs=1,
         ),
+        fallback=Fallback(on=t.micro_batch_fallback, say=screen.warn),
         folder=folder,
         tokenizer=tokenizer,
         pad_id=pad_id(tokenizer),
         roles=roles,
-        actor=make_trainable(actor_model, actor_schedule, t.weight_decay),
-        critic=None if roles.critic is None else make_trainable(roles.critic, critic_schedule, t.weight_decay),
+        actor=make_trainable(actor_model, actor_schedule, t.weight_decay, None, wait),
+        critic=None
+        if roles.critic is None
+        else make_trainable(roles.critic, critic_schedule, t.weight_decay, roles.place, wait),
         controller=make_controller(config, posture),
         follow=make_follow(config, posture),
         sampler=sampler,
@@ -322,10 +331,12 @@ def _prepare(roles: Roles, checkpointing: bool, division: Division | None) -> No
         recompute_activations(body_of(roles.actor))
         if roles.critic is not None:
             recompute_activations(roles.critic.body)
-    if division is not None:
-        for model in (roles.actor, roles.reference, roles.critic):
-            if model is not None:
-                division.divide(model)
+    if division is None:
+        return
+    division.divide(roles.actor)
+    for model in (roles.reference, roles.critic):
+        if model is not None and model is not roles.actor:
+            division.divide(model)
 
 
 def load_policy(config: RunConfig, folder: Path, device: torch.device) -> PreTrainedModel:
@@ -348,13 +359,31 @@ def _check_eval(config: RunConfig, data: Data, components: Sequence[RewardCompon
 def _roles(config: RunConfig, posture: Posture, actor: PreTrainedModel, device: torch.device) -> Roles:
     r = config.actor_rollout_ref
     reference = critic = None
-    if posture.needs_reference:
-        reference = (
-            frozen_copy(actor)
-            if r.ref_model_path is None
-            else freeze(load_causal_lm(model_folder(r.ref_model_path), r.trust_remote_code, device))
-        )
+    if posture.needs_reference and r.ref_model_path is not None:
+        reference = freeze(load_causal_lm(model_folder(r.ref_model_path), r.trust_remote_code, device))
+    elif posture.needs_reference:
+        reference = frozen_copy(actor) if r.lora is None else actor
     if config.needs_critic:
         path = config.critic.model_path
         critic = critic_from(actor) if path is None else load_critic(model_folder(path), r.trust_remote_code, device)
+    if r.lora is not None:  # the critic above is a copy of the base
+        base = str(model_folder(r.model_path)) if r.adapter_path is None else None
+        add_lora(actor, r.lora, derive_seed(config.training.seed, "lora"), base)
     return Roles(actor=actor, reference=reference, critic=critic)
+
+
+def _offloaded(config: RunConfig, roles: Roles, device: torch.device, screen: Screen) -> tuple[Roles, bool]:
+    """The roles, those that wait in the host's memory moved there; and whether optimizer states wait there too."""
+    offload = config.training.offload
+    if device == HOST:
+        if offload.params or offload.optimizer:
+            screen.warn(
+                "training.offload: this machine has no GPU, so weights and optimizer states are in the host's memory "
+                "already; nothing is moved and nothing is saved"
+            )
+        return roles, False
+    if offload.params:
+        for module in (roles.reference, roles.critic):
+            if module is not None and module is not roles.actor:
+                cast(nn.Module, module).to(HOST)
+    return replace(roles, place=device if offload.params else None), offload.optimizer

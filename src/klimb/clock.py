@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from klimb.malloc import give_back
+from klimb.malloc import give_back, is_exhausted
 
 RESET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
@@ -80,14 +80,6 @@ def reset_peak(device: torch.device) -> None:
         RESET.write_text("5")
     except OSError:
         return  # elsewhere, or in a closed container: peak_bytes then speaks of the process's whole life
-
-
-def is_exhausted(error: BaseException) -> bool:
-    """Whether an allocator refused: CUDA's, torch's for the CPU (a plain RuntimeError), or Python's."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return "can't allocate memory" in text or "not enough memory" in text
 
 
 def memory_limit(device: torch.device) -> int | None:

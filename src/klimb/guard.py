@@ -20,7 +20,7 @@ from klimb.config.schema import RunConfig
 from klimb.derive import actor_steps, make_controller, make_recipe, make_schedule, make_split
 from klimb.doctor.finding import Facts, Finding
 from klimb.ladder import Intervention, all_overrides, climb
-from klimb.models.sharded import whole_weights
+from klimb.models.lora import weights_for_engine
 from klimb.run import Run, run_parts
 from klimb.runlog import json_line
 from klimb.snapshot import State
@@ -109,7 +109,7 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding]) -> tuple[Run, S
     back = replace(restored.state, interventions=(*state.interventions, intervention))
     of_source = with_overrides(run.base_config, all_overrides(restored.state.interventions))
     run = retuned(run, of_source, with_overrides(run.config, overrides), raised or rung == "kl")
-    run.sampler.load_weights(whole_weights(run.roles.actor), back.step)
+    run.sampler.load_weights(weights_for_engine(run.roles.actor), back.step)
     run.log.set_aside(restored.offsets, f"abandoned-{intervention.number}")
     back = _save(run, back, restored)
     forget(run, back.step)

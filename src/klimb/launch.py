@@ -31,7 +31,7 @@ from klimb.build import (
     samplings,
     slots,
 )
-from klimb.clock import WATCHED, Exhausted, is_exhausted, memory_limit
+from klimb.clock import WATCHED, Exhausted, memory_limit
 from klimb.config.guard import refuse_other_kind
 from klimb.config.load import dump_config
 from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_folder
@@ -43,6 +43,7 @@ from klimb.errors import CheckpointError, ConfigError, KlimbError
 from klimb.evaluation import EvalResult, run_eval
 from klimb.exhaustion import OutOfMemory, Words, explain, left_behind, obituary
 from klimb.ladder import Intervention
+from klimb.malloc import is_exhausted
 from klimb.models.load import load_causal_lm, load_tokenizer
 from klimb.processes import as_started, is_rank, joined
 from klimb.processes import start as start_ranks

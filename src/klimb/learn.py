@@ -5,7 +5,8 @@ Batch -> ScoredBatch (`score_tokens`) -> TrainBatch (`estimate_advantages`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +21,9 @@ from klimb.algos.table import ADVANTAGES, Phase
 from klimb.batch import Minibatch, trimmed
 from klimb.models.forward import token_scores, values_and_end
 from klimb.models.load import Critic
+from klimb.models.lora import adapter_off
 from klimb.models.sharded import release
+from klimb.offload import at_work
 from klimb.ranks import ALONE, Ranks
 from klimb.recipe import Recipe
 from klimb.selection import Metrics, columns, correction_weights, draw_rows, trained_tokens
@@ -29,11 +32,21 @@ from klimb.types import Batch, ScoredBatch, TrainBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """The models by role; None where the config needs none."""
+    """The models by role; None where the config needs none. With LoRA the reference is the actor itself, whose adapter
+    is off while it plays that role."""
 
     actor: PreTrainedModel
     reference: PreTrainedModel | None
     critic: Critic | None
+    place: torch.device | None = None
+    """Where reference and critic go for a pass, out of the host's memory; None: they are where they work."""
+
+    @contextmanager
+    def as_reference(self) -> Generator[PreTrainedModel | None]:
+        """The reference, ready for a pass inside."""
+        shared = self.reference is self.actor
+        with adapter_off(self.actor) if shared else at_work(self.reference, self.place):
+            yield self.reference
 
 
 def is_on_policy(epochs: Sequence[Sequence[Minibatch]], recipe: Recipe) -> bool:
@@ -66,9 +79,11 @@ def score_tokens(
     with torch.no_grad():
         if recipe.explicit and not skip_old:
             old = _logprob_pass(roles.actor, batch, parts, recipe, ranks)
-        ref = None if roles.reference is None else _logprob_pass(roles.reference, batch, parts, recipe, ranks)
+        with roles.as_reference() as reference:
+            ref = None if reference is None else _logprob_pass(reference, batch, parts, recipe, ranks)
         if roles.critic is not None:
-            values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe, ranks)
+            with at_work(roles.critic, roles.place):
+                values, ends = _value_pass(roles.critic, batch, value_parts or parts, recipe, ranks)
             last_values = torch.where(batch.cut_off, ends, 0.0) if recipe.bootstrap else None
     scored = ScoredBatch(**columns(batch), old_logprobs=old, ref_logprobs=ref, values=values, last_values=last_values)
     forwards = len(parts) if recipe.explicit and not skip_old else 0

@@ -24,7 +24,7 @@ from klimb.floor import Work
 from klimb.interrupt import Interrupt
 from klimb.ladder import is_curable
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
-from klimb.models.sharded import whole_weights
+from klimb.models.lora import weights_for_engine
 from klimb.phase import Phase, play
 from klimb.run import Run, run_parts
 from klimb.seeds import derive_seed
@@ -38,7 +38,7 @@ def train(run: Run, state: State) -> State:
     """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
     guard had nothing left to try: then the newest checkpoint is from before the alarm."""
     interrupt = Interrupt()
-    run.sampler.load_weights(whole_weights(run.roles.actor), state.step)
+    run.sampler.load_weights(weights_for_engine(run.roles.actor), state.step)
     with interrupt.listening():
         if state == State():
             row = _before_training(run)
@@ -99,9 +99,10 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
     with clock("score"):
         epochs = split_phase(forward_lengths(phase.batch), phase.batch.group, run.split, seed)
+        parts = [run.fallback.cut(micros) for micros in epochs[0]]  # as the update cuts them, or the ratio is not 1
         skip_old = not warming_up and is_on_policy(epochs, run.recipe)
         scored_batch, score_metrics = score_tokens(
-            phase.batch, epochs[0], run.roles, run.recipe, skip_old, _value_parts(run, phase), run.ranks
+            phase.batch, parts, run.roles, run.recipe, skip_old, _value_parts(run, phase), run.ranks
         )
         generator = torch.Generator().manual_seed(derive_seed(seed, "filtration"))
         train_batch, advantage_metrics = estimate_advantages(scored_batch, run.recipe, run.controller.coef, generator)
@@ -110,8 +111,8 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
         if not torch.equal(forward_lengths(train_batch), forward_lengths(phase.batch)):
             epochs = split_phase(forward_lengths(train_batch), train_batch.group, run.split, seed)  # rows were left out
         actor = None if warming_up else run.actor
-        update_metrics = update(actor, run.critic, train_batch, epochs, run.recipe, kl_coef, run.ranks)
-    run.sampler.load_weights(whole_weights(run.roles.actor), step)
+        update_metrics = update(actor, run.critic, train_batch, epochs, run.recipe, kl_coef, run.ranks, run.fallback)
+    run.sampler.load_weights(weights_for_engine(run.roles.actor), step)
     measured = {**score_metrics, **update_metrics}
     # While the critic warms up the policy stays where it is: there is nothing to steer.
     follow_metrics = {} if warming_up else _steer(run, measured, phase.with_token)

@@ -1,4 +1,4 @@
-"""Freed memory that stays with the process.
+"""Freed memory that stays with the process, and memory that was refused.
 
 glibc hands large freed blocks back to the kernel, which must give them again, page by page and zeroed, to the next
 large tensor: on a CPU that is a fifth of an update's time (docs/performance.md).
@@ -7,6 +7,8 @@ large tensor: on a CPU that is a fifth of an update's time (docs/performance.md)
 from __future__ import annotations
 
 import ctypes
+
+import torch
 
 # From malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -22,6 +24,14 @@ def keep_freed_memory() -> bool:
     """From now on blocks of up to a GiB come from memory that is kept when it is freed. False where the C library has
     no such setting."""
     return all(_call("mallopt", name, _BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an allocator refused: CUDA's, torch's for the CPU (a plain RuntimeError), or Python's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return any(words in text for words in ("can't allocate memory", "not enough memory", "bad_alloc"))
 
 
 def _call(name: str, *args: int) -> bool:

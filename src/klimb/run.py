@@ -16,6 +16,7 @@ from klimb.config.schema import RunConfig
 from klimb.console import Screen
 from klimb.data.prompts import PromptStream
 from klimb.exhaustion import LastWords
+from klimb.fallback import Fallback
 from klimb.floor import Floor
 from klimb.follow import Follow
 from klimb.learn import Roles
@@ -61,6 +62,7 @@ class Run:
     moments: Moments
     floor: Floor
     value_split: Split
+    fallback: Fallback
     log: RunLog
     screen: Screen
     watch: Watch

@@ -61,12 +61,12 @@ def load_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Opti
             load(states, storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
-def save_weights(folder: Path, module: nn.Module, ranks: Ranks) -> None:
-    """The weights of a sharded module as the one file of a Hugging Face folder; tied ones once."""
+def save_weights(folder: Path, weights: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Divided weights as the one file of a Hugging Face folder; tied ones once."""
     parts = folder / "sharded"
     with _as_os_errors():
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=True)
-        save({name: p.detach() for name, p in module.named_parameters()}, storage_writer=writer)
+        save(dict(weights), storage_writer=writer)
     ranks.first(lambda: _rename(folder, parts))
 
 

@@ -1,6 +1,7 @@
 """What a checkpoint holds, and how a run gets it back.
 
-actor/          Hugging Face folder that transformers and vLLM open directly, tokenizer included
+actor/          Hugging Face folder that transformers and vLLM open directly, tokenizer included; LoRA merged in
+adapter/        with LoRA: the adapter as a peft folder, which is what a run goes on from
 critic/         body and value head, where there is a critic
 optimizer/      both optimizers, one safetensors file of each rank; any other number of ranks can read them
 state.json      step, episodes, posture, controller, data position, reward moments, config, versions, log offsets
@@ -22,8 +23,7 @@ from typing import Any, Protocol, cast
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import nn
 from torch.optim.optimizer import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -31,7 +31,9 @@ from klimb.config.schema import RolloutConfig, RunConfig
 from klimb.errors import CheckpointError
 from klimb.ladder import Intervention
 from klimb.models.load import VALUE_HEAD, Critic
-from klimb.models.sharded import whole
+from klimb.models.lora import check_base, has_adapter, load_adapter, save_adapter, save_plain, weights_for_engine
+from klimb.models.sharded import put, whole
+from klimb.offload import park_states
 from klimb.ranks import Ranks
 from klimb.sharded_state import is_sharded, load_optimizers, load_weights, save_optimizers, save_weights
 from klimb.update import Trainable
@@ -94,6 +96,8 @@ def fill(folder: Path, parts: Parts, state: State, row: Mapping[str, float]) -> 
     ranks = parts.ranks
     actor = cast(PreTrainedModel, parts.actor.module)
     _save_model(folder / "actor", actor, ranks)
+    if has_adapter(actor):
+        save_adapter(actor, folder / "adapter", ranks)
     ranks.first(lambda: parts.tokenizer.save_pretrained(folder / "actor"))
     if parts.critic is not None:
         _save_critic(folder / "critic", cast(Critic, parts.critic.module), ranks)
@@ -104,10 +108,10 @@ def fill(folder: Path, parts: Parts, state: State, row: Mapping[str, float]) -> 
 def _save_model(folder: Path, model: PreTrainedModel, ranks: Ranks) -> None:
     """A folder that transformers opens."""
     if not is_sharded(model):
-        ranks.first(lambda: model.save_pretrained(folder))
+        ranks.first(lambda: save_plain(model, folder))
         return
     ranks.first(lambda: _save_settings(folder, model))
-    save_weights(folder, model, ranks)
+    save_weights(folder, {name: tensor.detach() for name, tensor in weights_for_engine(model)}, ranks)
 
 
 def _save_critic(folder: Path, critic: Critic, ranks: Ranks) -> None:
@@ -180,6 +184,8 @@ def restore(folder: Path, parts: Parts) -> Restored:
     _load_weights(folder, parts)
     _load_optimizers(folder, parts)
     for name, trainable in parts.trainables().items():
+        if trainable.states_wait:
+            park_states(trainable.optimizer)
         trainable.steps = int(record["optimizer_steps"][name])
     for name, part in parts.stateful.items():
         if name not in record:
@@ -207,11 +213,19 @@ def _load_optimizers(folder: Path, parts: Parts) -> None:
 
 
 def _load_weights(folder: Path, parts: Parts) -> None:
-    modules = {"actor": parts.actor.module}
+    modules = dict[str, nn.Module]()
+    if has_adapter(parts.actor.module):
+        actor = cast(PreTrainedModel, parts.actor.module)
+        load_adapter(actor, folder / "adapter")
+        check_base(actor, folder / "actor")
+    else:
+        modules["actor"] = parts.actor.module
     if parts.critic is not None:
         critic = cast(Critic, parts.critic.module)
         modules["critic"] = critic.body
-        _load_head(load_file(folder / "critic" / VALUE_HEAD), critic.head)
+        head = load_file(folder / "critic" / VALUE_HEAD)
+        for name, parameter in critic.head.named_parameters():
+            put(head[name], parameter)
     for name, module in modules.items():
         if is_sharded(module):
             load_weights(folder / name, module)
@@ -219,15 +233,6 @@ def _load_weights(folder: Path, parts: Parts) -> None:
         model_class = cast(type[PreTrainedModel], type(module))
         saved = model_class.from_pretrained(folder / name, dtype=torch.float32, local_files_only=True)
         _copy(module, saved)
-
-
-@torch.no_grad()
-def _load_head(values: Mapping[str, Tensor], head: nn.Linear) -> None:
-    for name, parameter in head.named_parameters():
-        value = values[name].to(parameter.device)
-        if isinstance(parameter, DTensor):
-            value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
-        parameter.copy_(value)
 
 
 def _copy(target: nn.Module, source: nn.Module) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -22,10 +22,12 @@ from klimb.algos import kl
 from klimb.algos.loss import OF_SINGLE_TOKENS, LossStats, policy_loss, value_loss
 from klimb.algos.ops import token_weights
 from klimb.batch import Minibatch, trimmed
+from klimb.fallback import Fallback, kept
 from klimb.learn import policy_metrics
 from klimb.models.forward import backward_scores, can_fuse, token_scores, token_values
 from klimb.models.load import Critic
 from klimb.models.sharded import whole
+from klimb.offload import at_work, states_at_work
 from klimb.ranks import ALONE, Ranks, Turn
 from klimb.recipe import Recipe
 from klimb.selection import Metrics
@@ -40,6 +42,10 @@ class Trainable:
     optimizer: Optimizer
     schedule: Schedule
     steps: int = 0
+    place: torch.device | None = None
+    """Where the module goes for the update, out of the host's memory; None: it is there."""
+    states_wait: bool = False
+    """Whether the optimizer's states are in the host's memory between its steps."""
 
     @property
     def lr(self) -> float:
@@ -102,15 +108,21 @@ class Tally:
         return {**means, **self.maxima, **self.counts}
 
 
-def make_trainable(module: nn.Module, schedule: Schedule, weight_decay: float) -> Trainable:
-    """AdamW with decay on matrices only."""
+def make_trainable(
+    module: nn.Module,
+    schedule: Schedule,
+    weight_decay: float,
+    place: torch.device | None = None,
+    states_wait: bool = False,
+) -> Trainable:
+    """AdamW with decay on matrices only. place, states_wait: as in Trainable."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=schedule.peak, fused=True)
-    return Trainable(module=module, optimizer=optimizer, schedule=schedule)
+    return Trainable(module=module, optimizer=optimizer, schedule=schedule, place=place, states_wait=states_wait)
 
 
 def update(
@@ -121,27 +133,32 @@ def update(
     recipe: Recipe,
     kl_coef: float,
     ranks: Ranks = ALONE,
+    fallback: Fallback | None = None,
 ) -> Metrics:
-    """All optimizer steps of a phase. actor None: the critic warms up alone.
+    """All optimizer steps of a phase. actor None: the critic warms up alone. fallback: what to do when memory runs out.
 
     Adds `policy/*`, `value/*`, and what the first train batch's forward, made before any step, says of the old
     log-probs: `policy/first_ratio_dev_mean` and `_max` (|r - 1|), and in the cached posture the mismatch with the
     engine and `kl/k3_trainer`.
     """
     tally, first = Tally(), torch.zeros_like(batch.sampler_logprobs)
-    for epoch, minibatches in enumerate(epochs):
+    fallback = fallback or Fallback()
+    minibatches = [micros for epoch in epochs for micros in epoch]
+    # One model after the other, so that only one of them has to be at work.
+    if actor is not None:
         for number, micros in enumerate(minibatches):
-            work = Work(batch=batch, micros=micros, weights=_weights(batch, micros, recipe), recipe=recipe, ranks=ranks)
-            if actor is not None:
-                _actor_step(actor, work, kl_coef, tally, first if epoch == number == 0 else None)
-            if critic is not None:
-                _critic_step(critic, work, tally)
-    tally, first = tally.over(ranks), ranks.sum(first)
+            work = Work.of(batch, micros, recipe, ranks)
+            _actor_step(actor, work, kl_coef, tally, None if number else first, fallback)
+    if critic is not None:
+        with at_work(critic.module, critic.place):
+            for micros in minibatches:
+                _critic_step(critic, Work.of(batch, micros, recipe, ranks), tally, fallback)
+    metrics, first = tally.over(ranks).metrics() | fallback.metrics(), ranks.sum(first)
     if actor is None or not epochs[0][0]:
-        return tally.metrics()
+        return metrics
     # All rows, and in their own order, where they stand for the old pass: sums are rounded as it rounds them.
     rows = torch.arange(batch.num_rows) if batch.old_logprobs is None else torch.cat(epochs[0][0])
-    return {**tally.metrics(), **_first_metrics(first[rows], batch.select(rows), recipe)}
+    return {**metrics, **_first_metrics(first[rows], batch.select(rows), recipe)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +171,11 @@ class Work:
     weights: Tensor
     recipe: Recipe
     ranks: Ranks
+
+    @staticmethod
+    def of(batch: TrainBatch, micros: Minibatch, recipe: Recipe, ranks: Ranks) -> Work:
+        weights = _weights(batch, micros, recipe)
+        return Work(batch=batch, micros=micros, weights=weights, recipe=recipe, ranks=ranks)
 
     @property
     def is_empty(self) -> bool:
@@ -260,10 +282,22 @@ class Losses:
         return total if self.scale == 1 else total * self.scale
 
 
-def _actor_step(actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: Tensor | None) -> None:
+def _actor_step(
+    actor: Trainable, work: Work, kl_coef: float, tally: Tally, first: Tensor | None, fallback: Fallback
+) -> None:
     """first [B, T]: filled with the log-probs of this step's forward, in this rank's rows."""
-    model, recipe = cast(PreTrainedModel, actor.module), work.recipe
-    losses = Losses(recipe=recipe, kl_coef=kl_coef, tally=tally, scale=work.ranks.size)
+
+    def gradient(micros: Minibatch) -> Losses:
+        losses = Losses(recipe=work.recipe, kl_coef=kl_coef, tally=tally, scale=work.ranks.size)
+        _actor_gradient(cast(PreTrainedModel, actor.module), replace(work, micros=micros), losses, first)
+        return losses
+
+    losses = fallback.attempt(work.micros, gradient, _undoing(actor, tally))
+    _step(actor, losses.finite, "policy", losses.sums, tally, work)
+
+
+def _actor_gradient(model: PreTrainedModel, work: Work, losses: Losses, first: Tensor | None) -> None:
+    recipe, tally = work.recipe, losses.tally
     fuse = recipe.policy_loss in OF_SINGLE_TOKENS and can_fuse(model)
     for turn, part, weight in work.parts(model.device):
         losses.tally = Tally() if turn.is_filler else tally
@@ -277,24 +311,42 @@ def _actor_step(actor: Trainable, work: Work, kl_coef: float, tally: Tally, firs
         if first is not None and not turn.is_filler:
             first[turn.rows, : part.tokens.shape[1]] = scores.logprobs.detach().to(first.device)
         losses.tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))
-    _step(actor, losses.finite, "policy", losses.sums, tally, work)
 
 
-def _critic_step(critic: Trainable, work: Work, tally: Tally) -> None:
-    module, recipe, scale = critic.module, work.recipe, work.ranks.size
-    assert isinstance(module, Critic)
+def _critic_step(critic: Trainable, work: Work, tally: Tally, fallback: Fallback) -> None:
+    def gradient(micros: Minibatch) -> tuple[bool, float]:
+        return _critic_gradient(cast(Critic, critic.module), replace(work, micros=micros), tally)
+
+    finite, total_loss = fallback.attempt(work.micros, gradient, _undoing(critic, tally))
+    _step(critic, finite, "value", {"value/loss": total_loss}, tally, work)
+
+
+def _critic_gradient(module: Critic, work: Work, tally: Tally) -> tuple[bool, float]:
+    """Whether all of this rank's losses were finite, and their sum."""
+    scale = work.ranks.size
     finite, total_loss = True, 0.0
     for turn, part, weight in work.parts(module.device):
         assert part.values is not None and part.returns is not None
-        values = token_values(module, part.tokens, part.attention, part.mask, recipe.dtype)
-        token_loss, stats = value_loss(values, part.values, part.returns, recipe.value_clip, part.mask)
+        values = token_values(module, part.tokens, part.attention, part.mask, work.recipe.dtype)
+        token_loss, stats = value_loss(values, part.values, part.returns, work.recipe.value_clip, part.mask)
         loss = (token_loss * weight).sum()
         finite = finite and bool(torch.isfinite(loss))
         (loss if scale == 1 else loss * scale).backward()
         total_loss += float(loss.detach())
         if not turn.is_filler:
             tally.add_stats("value", stats)
-    _step(critic, finite, "value", {"value/loss": total_loss}, tally, work)
+    return finite, total_loss
+
+
+def _undoing(trainable: Trainable, tally: Tally) -> Callable[[], None]:
+    """Drops what an attempt accumulates from here on: gradients and sums."""
+    tally_as_now = kept(tally)
+
+    def undo() -> None:
+        trainable.optimizer.zero_grad(set_to_none=True)
+        tally_as_now()
+
+    return undo
 
 
 def _step(
@@ -308,7 +360,8 @@ def _step(
     if done and not work.is_empty:
         for group in trainable.optimizer.param_groups:
             group["lr"] = trainable.lr
-        trainable.optimizer.step()
+        with states_at_work(trainable.optimizer, trainable.states_wait):
+            trainable.optimizer.step()
         for name, value in {f"{room}/grad_norm": float(norm), **sums}.items():
             tally.add(name, value, 1.0)
     tally.counts[f"{room}/skipped_steps"] = tally.counts.get(f"{room}/skipped_steps", 0) + (not done)

@@ -150,6 +150,8 @@ INERT: list[tuple[str, str, Keys]] = [
     ("actor_rollout_ref.vllm.tensor_parallel", "2", ()),
     ("reward_model.timeout_seconds", "5", ()),
     ("reward_model.workers", "5", ()),
+    ("training.offload.params", "true", (*GRPO, NO_KL)),
+    ("training.offload.params", "true", (*GRPO, "actor_rollout_ref.lora={rank: 4}")),
     ("diagnostics.max_interventions", "2", ()),
     ("diagnostics.healthy_every_phases", "5", ("diagnostics.on_alarm=stop",)),
 ]

@@ -34,6 +34,7 @@ training: {trainer: fsdp, micro_batch_size: 4, gradient_accumulation_steps: 8, l
 
 DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.adapter_path": None,
+    "actor_rollout_ref.lora": None,
     "actor_rollout_ref.ref_model_path": None,
     "actor_rollout_ref.trust_remote_code": False,
     "actor_rollout_ref.rollout_provider": "hf",
@@ -88,6 +89,9 @@ DEFAULTS: dict[str, Any] = {
     "reward_model.model_path": None,
     "reward_model.reward_batch_size": 512,
     "training.activation_checkpointing": False,
+    "training.micro_batch_fallback": False,
+    "training.offload.params": False,
+    "training.offload.optimizer": False,
     "training.keep_freed_memory": "auto",
     "reward_model.functions": (),
     "reward_model.clip": "auto",
@@ -138,6 +142,11 @@ DEFAULTS: dict[str, Any] = {
     "logging.samples_per_phase": 8,
     "run.name": None,
     "run.dir": "runs",
+    "cluster.kind": "local",
+    "cluster.address": None,
+    "cluster.num_workers": None,
+    "cluster.gpus_per_worker": 1,
+    "cluster.max_restarts": 3,
     "compare.vary": (),
     "compare.every": 50,
     "compare.seeds": 1,
@@ -221,16 +230,22 @@ def test_every_key_is_described() -> None:
         "eval",
         "diagnostics",
         "logging",
+        "cluster",
         "run",
         "compare",
     }
     nested = {"kl_ctrl", "rollout_correction", "policy_filtration"}
-    assert sections | {f"algorithm.{name}" for name in nested} | {"actor_rollout_ref.vllm"} == SECTIONS
+    assert (
+        sections | {f"algorithm.{name}" for name in nested} | {"actor_rollout_ref.vllm", "training.offload"} == SECTIONS
+    )
     for key, info in known_keys():
         assert key in SECTIONS or (info.description or "").strip(), f"{key} has no description"
 
 
-TAKES_A_MAPPING = ("algorithm.loss_args", "algorithm.truncated", "algorithm.rollout_correction.reject")
+TAKES_A_MAPPING = (
+    *("actor_rollout_ref.lora", "algorithm.loss_args"),
+    *("algorithm.truncated", "algorithm.rollout_correction.reject"),
+)
 
 
 @pytest.mark.parametrize("key", LEAVES)
@@ -249,6 +264,21 @@ def test_null_is_refused_where_off_makes_no_sense(load: Load, key: str) -> None:
         assert value(load(MODEL, f"{key}=null").config, key) is None
         return
     assert f"{key} is null" in refused(load, MODEL, f"{key}=null")
+
+
+def test_lora_is_a_section_or_null_and_has_no_dropout(load: Load) -> None:
+    lora = load(MODEL, "actor_rollout_ref.lora={rank: 8}").config.actor_rollout_ref.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.target_modules) == (8, 32, "all-linear")
+    lora = load(MODEL, "actor_rollout_ref.lora.target_modules=[q_proj, v_proj]").config.actor_rollout_ref.lora
+    assert lora is not None
+    assert (lora.rank, lora.target_modules) == (16, ("q_proj", "v_proj"))
+    message = refused(load, MODEL, "actor_rollout_ref.lora={rank: 8, dropout: 0.05}")
+    assert "unknown key 'actor_rollout_ref.lora.dropout'; klimb has no dropout" in message
+    assert "'actor_rollout_ref.lora.rank'" in refused(load, MODEL, "actor_rollout_ref.lora={rnk: 8}")
+    for wrong in ("{rank: 0}", "{alpha: x}", "{target_modules: []}", "{target_modules: q_proj}"):
+        message = refused(load, MODEL, f"actor_rollout_ref.lora={wrong}")
+        assert f"actor_rollout_ref.lora.{wrong[1:].partition(':')[0]} is " in message
 
 
 TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -42,10 +42,14 @@ def test_a_complete_config_is_runnable(load: Load, here: Path) -> None:
 
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "fsdp": (("training.trainer=fsdp",), ("training.trainer is fsdp", "training.trainer=single")),
     "vllm with fsdp": (
         ("actor_rollout_ref.rollout_provider=vllm", "training.trainer=fsdp"),
         ("rollout_provider is vllm and training.trainer is fsdp", "rollout_provider=hf or training.trainer=single"),
+    ),
+    "offload on ranks": (("training.trainer=fsdp", "training.offload.optimizer=true"), ("training.offload is set",)),
+    "fallback on ranks": (
+        ("training.trainer=fsdp", "training.micro_batch_fallback=true"),
+        ("training.micro_batch_fallback is set", "in one process only"),
     ),
     "model": (
         ("actor_rollout_ref.model_path=mm",),

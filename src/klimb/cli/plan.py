@@ -116,7 +116,8 @@ def explain(config: RunConfig, posture: Posture) -> str:
     if posture.explicit and not skips:
         passes.append("old log-probs (policy, no gradient)")
     if posture.needs_reference:
-        passes.append("reference (no gradient)")
+        shared = config.actor_rollout_ref.lora is not None and config.actor_rollout_ref.ref_model_path is None
+        passes.append("reference (" + ("the policy with its adapter off, " if shared else "") + "no gradient)")
     if config.needs_critic:
         passes.append("values (critic, no gradient)")
     if config.reward_model.model_path:
@@ -131,9 +132,12 @@ def explain(config: RunConfig, posture: Posture) -> str:
     old = "old log-probs recomputed" if posture.explicit else "old log-probs are the sampler's"
     if skips:
         old = "one optimizer step per phase, so the update's own forward gives the old log-probs"
+    lora = config.actor_rollout_ref.lora
+    trained = "" if lora is None else f"trained: a LoRA adapter of rank {lora.rank}; all other weights stay\n"
     return (
         f"{posture.name} (use_pf_ppo={str(posture.explicit).lower()}): {old}; {kl}\n"
         f"passes per phase: {', '.join(passes)}\n"
+        f"{trained}"
         "(upstream verl's key of the same name means policy filtration, another thing)"
     )
 

@@ -30,6 +30,7 @@ def inert(config: RunConfig, posture: Posture, counts: Counts) -> list[tuple[str
         _rows(config, posture),
         _engine(config),
         _elsewhere(config),
+        _offload(config, posture),
     )
     reasons: dict[str, str] = {}
     for key, why in (found for room in rooms for found in room):
@@ -113,6 +114,18 @@ def _engine(config: RunConfig) -> Why:
     if config.actor_rollout_ref.rollout_provider != "vllm":
         for key in ("memory_share", "tensor_parallel"):
             yield f"actor_rollout_ref.vllm.{key}", "rollout_provider is hf"
+
+
+def _offload(config: RunConfig, p: Posture) -> Why:
+    r = config.actor_rollout_ref
+    own_reference = p.needs_reference and (r.lora is None or r.ref_model_path is not None)
+    if (
+        config.training.offload.params
+        and not own_reference
+        and not config.needs_critic
+        and config.reward_model.model_path is None
+    ):
+        yield "training.offload.params", "there is no critic, no reward model and no reference beside the policy"
 
 
 def _elsewhere(config: RunConfig) -> Why:

@@ -274,6 +274,8 @@ def _nearest(name: str, prefix: Path_, model: type[BaseModel]) -> str:
         "batch_size": "training.micro_batch_size",
         "max_steps": "training.total_episodes",
     }
+    if name in ("dropout", "lora_dropout"):
+        return "; klimb has no dropout, for with it the first minibatch's ratio would not be 1; leave the key out"
     here = ".".join(prefix) or "the top level"
     siblings = list(model.model_fields)
     if near := difflib.get_close_matches(name, siblings, 1, 0.5):
@@ -318,8 +320,9 @@ def _explain(error: ValidationError, where: dict[Path_, str], path: str) -> str:
             of_section = key == ("reward_model", "functions")
             key = (*key, entry[0], *(entry[1:2] if of_section else ()))
         inner = names.get(key)
-        if inner is not None and entry[-1:] and entry[-1] in inner.model_fields:
-            key = (*key, entry[-1])
+        name = next((part for part in reversed(entry) if inner is not None and part in inner.model_fields), None)
+        if name is not None:  # what follows it is pydantic's name for one of several types
+            key = (*key, name)
             detail["type"] = "key_missing" if detail["type"] == "missing" else detail["type"]
         if detail["type"] == "missing" and loc[: len(key)] == loc and loc not in where:
             detail["type"] = "key_missing"
@@ -358,6 +361,7 @@ WORDS = {
     "tuple_type": "a list",
     "missing": "a list of two numbers",
     "too_long": "a list of two numbers",
+    "too_short": "a longer list",
     "model_type": "a section of keys",
     "dict_type": "a mapping of names to values",
     "int_type": "a whole number without a point, such as 1000",

@@ -97,14 +97,16 @@ def _nearest(path: Path) -> str:
 def check_runnable(config: RunConfig) -> None:
     """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
     _check_engine(config)
+    _check_one_process(config)
     missing = [text for _, text in missing_paths(config)]
     if missing:
         raise ConfigError("\n".join(missing))
     if not config.data.train_files:
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     _check_reward(config)
-    if config.actor_rollout_ref.adapter_path is not None and importlib.util.find_spec("peft") is None:
-        raise MissingExtra("peft", "lora", "actor_rollout_ref.adapter_path")
+    for key in ("adapter_path", "lora"):
+        if getattr(config.actor_rollout_ref, key) is not None and importlib.util.find_spec("peft") is None:
+            raise MissingExtra("peft", "lora", f"actor_rollout_ref.{key}")
     for service in ("wandb", "mlflow", "trackio"):
         if getattr(config.logging, service) is not None and importlib.util.find_spec(service) is None:
             raise MissingExtra(service, service, f"logging.{service}")
@@ -123,6 +125,22 @@ def _check_engine(config: RunConfig) -> None:
         )
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtra("vllm", "vllm", f"{key}=vllm")
+
+
+def _check_one_process(config: RunConfig) -> None:
+    """Refuse what one process does and several ranks do not."""
+    if config.training.trainer == "single":
+        return
+    offload = config.training.offload
+    for key, on in (
+        ("training.offload", offload.params or offload.optimizer),
+        ("training.micro_batch_fallback", config.training.micro_batch_fallback),
+    ):
+        if on:
+            raise ConfigError(
+                f"{key} is set and training.trainer is {config.training.trainer}; this version does it in one process "
+                f"only. Leave {key} out, or set training.trainer=single"
+            )
 
 
 def _check_reward(config: RunConfig) -> None:

@@ -25,6 +25,17 @@ class VLLMConfig(Section):
     """GPUs that one copy of the weights is spread over."""
 
 
+class LoraSettings(Section):
+    """`actor_rollout_ref.lora`: train a small adapter, keep the model as it is. There is no dropout in klimb."""
+
+    rank: Positive = 16
+    """Columns of the adapter's matrices: how much it can say."""
+    alpha: Positive = 32
+    """What the adapter adds is multiplied by alpha / rank."""
+    target_modules: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | Literal["all-linear"] = "all-linear"
+    """Linear layers that get an adapter, by their last names (q_proj) or whole ones; all-linear: all but the head."""
+
+
 class RolloutConfig(Section):
     """`actor_rollout_ref`: the policy, its reference and how episodes are sampled."""
 
@@ -32,6 +43,9 @@ class RolloutConfig(Section):
     """Hugging Face folder of the SFT model that training starts from."""
     adapter_path: str | None = None
     """Folder of a trained LoRA adapter (peft), merged into policy and reference at the start; null: none."""
+    lora: LoraSettings | None = None
+    """Train a LoRA adapter (rank, alpha, target_modules) on a frozen model, which is the reference too; null: train
+    all weights."""
     ref_model_path: str | None = None
     """Folder of the KL reference; null: the weights training starts from, adapter included."""
     trust_remote_code: bool = False
@@ -155,6 +169,15 @@ class DataConfig(Section):
     """Draw a new order each epoch, a function of (seed, epoch); false: the file's order."""
 
 
+class OffloadConfig(Section):
+    """`training.offload`: keep what is not at work in the host's memory; on a CPU it is there anyway."""
+
+    params: bool = False
+    """Move reference, critic and reward model to the GPU for their passes only."""
+    optimizer: bool = False
+    """Move the optimizers' states to the GPU for the optimizer steps only."""
+
+
 class TrainingConfig(Section):
     """`training`: optimizer, lengths and checkpoints."""
 
@@ -187,6 +210,9 @@ class TrainingConfig(Section):
     activation_checkpointing: bool = False
     """Keep only the inputs of every block in a forward and compute the rest again in backward: less memory, more time,
     the same numbers."""
+    micro_batch_fallback: bool = False
+    """Where an update runs out of memory, halve its micro-batches and do the step again instead of ending the run."""
+    offload: OffloadConfig = OffloadConfig()
     keep_freed_memory: bool | Auto = "auto"
     """Let the C library keep memory that was freed for the next tensor, instead of handing it back to the kernel:
     faster steps for a higher peak; auto: true on a CPU. Only glibc can."""

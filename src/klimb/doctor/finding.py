@@ -90,6 +90,8 @@ class Facts:
     critic_lr: float | None = None
     reward_clip: bool | None = None
     checkpointing: bool | None = None
+    fallback: bool | None = None
+    offload: bool | None = None
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Facts:
@@ -110,6 +112,7 @@ class Facts:
         steered = kl_type in ("adaptive", "pi") and (in_reward or in_loss)
         micro, accumulation = get(f"{t}.micro_batch_size", int), get(f"{t}.gradient_accumulation_steps", int)
         ranks = get(f"{t}.num_processes", int) or 1
+        offload = [get(f"{t}.offload.{what}", bool) for what in ("params", "optimizer")]
         clip = config.get("reward_model", {}) if isinstance(config.get("reward_model"), Mapping) else {}
         return Facts(
             explicit=get(f"{a}.use_pf_ppo", bool),
@@ -133,4 +136,6 @@ class Facts:
             critic_lr=get("critic.lr", float),
             reward_clip=None if "clip" not in clip else clip["clip"] is not None,
             checkpointing=get(f"{t}.activation_checkpointing", bool),
+            fallback=get(f"{t}.micro_batch_fallback", bool),
+            offload=None if None in offload else all(offload),
         )

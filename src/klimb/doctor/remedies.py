@@ -101,6 +101,7 @@ def remedies(code: str, seen: Seen, facts: Facts) -> tuple[Remedy, ...]:
 
 PENALTY = "'algorithm.truncated={penalty: 0.5}'"
 STEPS = "training.gradient_accumulation_steps"
+OFFLOAD = ("training.offload.params=true", "training.offload.optimizer=true")
 
 
 def _number(value: float) -> str:
@@ -328,11 +329,17 @@ def memory_remedies(facts: Facts, part: str) -> list[Remedy]:
     if micro is not None and accumulation is not None and micro > 1 and micro % 2 == 0:
         override = f"training.micro_batch_size={micro // 2} training.gradient_accumulation_steps={2 * accumulation}"
         out.append(Remedy(text="Smaller micro-batches, as many more of them (the same train batch)", override=override))
+    if part == "update" and facts.fallback is not True:
+        text = "Or let a run that is short of memory halve them by itself"
+        out.append(Remedy(text=text, override="training.micro_batch_fallback=true"))
     out.append(
         Remedy(
             text="A smaller token budget of one forward", override="actor_rollout_ref.max_tokens_per_micro_batch=4096"
         )
     )
+    if facts.offload is not True:
+        text, override = "On a GPU keep in the host's memory what is not at work", " ".join(OFFLOAD)
+        out.append(Remedy(text=text, override=override))
     if facts.explicit is not False:
         out.append(
             Remedy(

@@ -90,8 +90,8 @@ def backward_scores(
 
     While a chunk's logits are there, the gradient of its tokens' loss by their log-probs and entropies gives that by
     the logits, and so by hidden states and head at once: d logp_y = onehot_y - p, d H = -p (log p + H). Gradients are
-    added to the weights' .grad. For losses whose value at one token needs no other token's log-prob; the others go
-    through `token_scores`. Returned scores carry no gradient.
+    added to the weights' .grad, the head's only where it is trained. For losses whose value at one token needs no other
+    token's log-prob; the others go through `token_scores`. Returned scores carry no gradient.
     """
     head = head_of(model)
     with autocast(tokens.device, dtype):
@@ -101,7 +101,8 @@ def backward_scores(
     targets, leaf = tokens[mask], before.detach()
     by_hidden = torch.zeros_like(leaf)
     logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
-    if weight.grad is None:
+    trains_head = weight.requires_grad
+    if trains_head and weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     pieces = _pieces(head, len(leaf))
     room = _room(head, leaf, pieces)
@@ -114,7 +115,9 @@ def backward_scores(
             )
             by_logits = by_logits.to(leaf.dtype)
             by_hidden[at] = by_logits @ weight
-            weight.grad.addmm_(by_logits.T.to(weight.dtype), leaf[at].to(weight.dtype))
+            if trains_head:
+                assert weight.grad is not None
+                weight.grad.addmm_(by_logits.T.to(weight.dtype), leaf[at].to(weight.dtype))
     before.backward(by_hidden)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 

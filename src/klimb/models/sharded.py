@@ -6,7 +6,7 @@ outside of the model's own forward, are gathered at the start of a pass and stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from klimb.errors import ModelError
@@ -66,7 +66,10 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Full weights one after another, tied ones once; all ranks take part in every one."""
-    for name, parameter in model.named_parameters():
-        yield name, whole(parameter.detach())
+@torch.no_grad()
+def put(value: Tensor, parameter: Tensor) -> None:
+    """A full value into a parameter that may be divided; every rank has all of it and takes its part."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    parameter.copy_(value)

@@ -29,6 +29,8 @@ SETTINGS: dict[str, dict[str, str]] = {
         "training.max_grad_norm": "actor_rollout_ref.actor.grad_clip",
         "training.dtype": "actor_rollout_ref.actor.fsdp_config.dtype",
         "training.activation_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
+        "training.offload.params": "actor_rollout_ref.ref.fsdp_config.param_offload",
+        "training.offload.optimizer": "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
         "reward_model.clip": "the reward function itself (reward.custom_reward_function)",
         "reward_model.normalize": "the reward function itself (reward.custom_reward_function)",
     },

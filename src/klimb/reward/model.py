@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from klimb.errors import ModelError
 from klimb.models.sharded import release, run
+from klimb.offload import HOST, at_work
 from klimb.ranks import ALONE, Ranks
 from klimb.reward.base import Outcome, failed, valued
 from klimb.types import Sample
@@ -27,7 +28,8 @@ from klimb.types import Sample
 class RewardModelSettings:
     """path: a Hugging Face folder. batch_size, max_tokens: rows, and rows times longest row, per forward.
 
-    append_end: an answer that was cut off gets the model's end token appended before it is read.
+    append_end: an answer that was cut off gets the model's end token appended before it is read. offload: the model
+    waits in the host's memory between batches of samples.
     """
 
     path: str
@@ -35,6 +37,7 @@ class RewardModelSettings:
     max_tokens: int = 16_384
     trust_remote_code: bool = False
     append_end: bool = False
+    offload: bool = False
 
 
 class RewardModel:
@@ -73,24 +76,28 @@ class RewardModel:
         if divide is not None:
             divide(self._model)
         else:
-            self._model.to(self._device)
+            self._model.to(HOST if settings.offload else self._device)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One score per sample, in order and independent of how rows are batched (float32 rounding apart)."""
         rows = [self._ids(sample) for sample in samples]
         outcomes: list[Outcome | None] = [self._unreadable(row) for row in rows]
         readable = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        batches = self._batches(rows, readable)
-        for batch in batches:
-            scores = self._forward([rows[i] for i in batch])
-            for i, score in zip(batch, scores, strict=True):
-                outcomes[i] = valued(score)
-        most = self._ranks.largest({"batches": len(batches)})["batches"]
-        for _ in range(int(most) - len(batches)):
-            self._forward([[0]])  # for nothing: another rank's layers are gathered with this one's help
+        with at_work(self._model, self._device if self._settings.offload else None):
+            for batch in (batches := self._batches(rows, readable)):
+                scores = self._forward([rows[i] for i in batch])
+                for i, score in zip(batch, scores, strict=True):
+                    outcomes[i] = valued(score)
+            self._keep_in_step(len(batches))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _keep_in_step(self, done: int) -> None:
+        """As many forwards as the rank that had most: its layers are gathered with this one's help."""
+        most = self._ranks.largest({"batches": done})["batches"]
+        for _ in range(int(most) - done):
+            self._forward([[0]])
         if self._model is not None:
             release(self._model)
-        return [outcome for outcome in outcomes if outcome is not None]
 
     def close(self) -> None:
         """Free the weights; the component cannot score afterwards."""

@@ -17,25 +17,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from klimb.models.lora import merged_weight
+
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """One or several linear layers of the same input as one product. The weights are copied: what is changed later is
-    not seen here."""
+    """One or several linear layers of the same input as one product. The weights are copied, with their adapters merged
+    in where they have one: what is changed later is not seen here."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
-    def of(cls, layers: Sequence[nn.Linear], rows: int) -> PackedLinear:
+    def of(cls, layers: Sequence[nn.Module], rows: int) -> PackedLinear:
         """rows: of the batches it is made for; others give the same numbers."""
+        weights = [merged_weight(layer) for layer in layers]
         biases = [cast(Tensor | None, layer.bias) for layer in layers]
         bias = None
         if any(b is not None for b in biases):
-            zeros = [layer.weight.new_zeros(layer.out_features) for layer in layers]
+            zeros = [weight.new_zeros(weight.shape[0]) for weight in weights]
             bias = torch.cat([z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)])
-        weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
-        return cls(_operators()._reorder_linear_weight(weight.detach(), rows), bias)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        return cls(_operators()._reorder_linear_weight(weight, rows), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from klimb.models.load import freeze
+from klimb.models.sharded import whole
 from klimb.rollout.base import Progress, Request, Sampling
 from klimb.rollout.hf import HFSampler
 from klimb.types import Sample
@@ -44,7 +45,7 @@ class ReplicaSampler:
         for name, tensor in named_tensors:
             parameter = own[name]
             parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
-            parameter.copy_(tensor)
+            parameter.copy_(whole(tensor))
         self._engine.load_weights(iter(()), version)
 
     def generate(
