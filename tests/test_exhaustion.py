@@ -16,7 +16,7 @@ import torch
 
 import klimb
 from klimb import exhaustion, loop
-from klimb.clock import Clock, Exhausted, is_exhausted, memory_limit
+from klimb.clock import Clock, Exhausted, is_exhausted
 from klimb.doctor.finding import Facts
 from klimb.exhaustion import NAME, LastWords, OutOfMemory, Words, explain, kills, left_behind, obituary
 from tests.tiny_runs import build_tiny_model, tiny_config, tiny_tree, write_config, write_inputs
@@ -85,23 +85,6 @@ def test_a_run_that_is_refused_memory_names_phase_peaks_and_remedies(
     monkeypatch.setattr(loop, "update", whole)
     assert klimb.train(config).finished
     assert not (tmp_path / "runs" / "run" / NAME).exists()
-
-
-def test_the_limit_is_the_machines_or_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = memory_limit(CPU)
-    assert size is not None
-    assert size > 2**28
-    (tmp_path / "memory.max").write_text("1073741824\n")
-    monkeypatch.setattr("klimb.clock.CONTAINER", (tmp_path / "memory.max", tmp_path / "v1" / "limit"))
-    assert memory_limit(CPU) == 2**30
-    (tmp_path / "groups").write_text("4:cpu,memory:/jobs/7\n3:pids:/x\n0::/\n")
-    (tmp_path / "v1" / "jobs" / "7").mkdir(parents=True)
-    (tmp_path / "v1" / "jobs" / "7" / "limit").write_text("536870912\n")
-    monkeypatch.setattr("klimb.clock.GROUPS", tmp_path / "groups")
-    assert memory_limit(CPU) == 2**29
-    (tmp_path / "v1" / "jobs" / "7" / "limit").unlink()
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_limit(CPU) == size
 
 
 def test_remedies_of_the_rollout_are_others_than_those_of_the_update() -> None:

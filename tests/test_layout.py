@@ -14,9 +14,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "klimb"
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("errors",),
-    ("types", "seeds", "malloc", "cut"),
+    ("types", "seeds", "malloc", "cut", "host"),
     ("config",),
     ("doctor",),
+    ("estimate",),
     ("algos",),
     ("tasks",),
     ("data", "models"),
@@ -41,7 +42,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ),
     ("snapshot", "derive"),
     ("run",),
-    ("phase", "guard"),
+    ("phase", "guard", "outlook"),
     ("loop",),
     ("playground",),
     ("build",),
@@ -138,6 +139,9 @@ LIGHT = {
     "all of klimb.config": "from klimb.config import advice, counts, guard, load, paths, posture, schema",
     "all of klimb.tasks": "import klimb.tasks, klimb.tasks.arithmetic, klimb.tasks.instructions, klimb.tasks.gym",
     "errors and the console": "import klimb.errors, klimb.console",
+    "all of klimb.estimate": (
+        "from klimb.estimate import changes, duration, fitted, forecast, gpus, memory, prompts, setup, shapes, show"
+    ),
     "the report": "from klimb.report import charts, files, overview, page, picture, serve",
 }
 

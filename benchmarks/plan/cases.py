@@ -33,8 +33,8 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """episodes: of a phase; group: answers to a prompt; micro: rows of a forward, None: cut by budget tokens; ends: mean
-    length at which a response ends by chance, None: at the limit."""
+    """episodes: of a phase; group: answers to a prompt; micro: rows of a forward, None: cut by budget tokens; ends:
+    mean length at which a response ends by chance, None: at the limit."""
 
     size: str
     explicit: bool
@@ -68,7 +68,12 @@ def cases() -> list[Case]:
             for checkpointing in (False, True)
         )
     ]
-    two = [("3m", True, True, False), ("3m", False, False, True), ("15m", True, False, False), ("15m", False, True, True)]
+    two = [
+        ("3m", True, True, False),
+        ("3m", False, False, True),
+        ("15m", True, False, False),
+        ("15m", False, True, True),
+    ]
     return out + [_case(number, *kind, 2) for number, kind in enumerate(two)]
 
 

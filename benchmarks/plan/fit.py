@@ -25,6 +25,7 @@ from klimb.estimate.memory import peaks
 from klimb.estimate.setup import Setup
 
 PHASES = ("rollout", "score", "update")
+HEAD = '"""What cannot be counted, fitted by benchmarks/plan/fit.py on the configs named there; written by it."""'
 UNITS = ("products", "bytes", "calls")
 
 
@@ -45,7 +46,9 @@ def fit_memory(chosen: list[tuple[Setup, dict[str, float]]]) -> dict[str, float]
         without = {p.phase: p.total for p in peaks(one, zero)}
         with_holes = {p.phase: p.total for p in peaks(one, {**zero, **{f"holes_{x}": 1.0 for x in PHASES}})}
         for phase in PHASES:
-            rows.append({"process_bytes": 1.0, f"holes_{phase}": with_holes[phase] - without[phase], "known": without[phase]})
+            rows.append(
+                {"process_bytes": 1.0, f"holes_{phase}": with_holes[phase] - without[phase], "known": without[phase]}
+            )
             goals.append(measured[phase])
     # What is known goes to the other side, still scaled by the peak itself.
     matrix = np.array([[row.get(n, 0.0) / g for n in names] for row, g in zip(rows, goals, strict=True)])
@@ -85,8 +88,7 @@ def main() -> None:
     text = "".join(f'    "{name}": {value:.4g},\n' for name, value in found.items())
     print(text, end="")
     if not args.dry:
-        head = '"""What cannot be counted, fitted by benchmarks/plan/fit.py on the configs named there; written by it."""\n\n'
-        Path(fitted.__file__).write_text(f"{head}FITTED: dict[str, float] = {{\n{text}}}\n")
+        Path(fitted.__file__).write_text(f"{HEAD}\n\nFITTED: dict[str, float] = {{\n{text}}}\n")
 
 
 def constants() -> dict[str, float]:

@@ -91,11 +91,16 @@ def main() -> None:
         if args.phases:
             for p in PHASES:
                 m, t = v.expected_peaks[p] / v.peaks[p] - 1, v.expected_seconds[p] / v.seconds[p] - 1
-                print(f"    {p:<8} {v.peaks[p] / 2**20:7,.0f} MiB {m:+.0%}   {v.seconds[p]:7.3f} s {t:+.0%}  others {v.others:.2f}")
+                print(
+                    f"    {p:<8} {v.peaks[p] / 2**20:7,.0f} MiB {m:+.0%}   {v.seconds[p]:7.3f} s {t:+.0%}  "
+                    f"others {v.others:.2f}"
+                )
     judged = [v for v in found if not v.is_fitted]
     memory = sum(abs(v.memory_error) <= MEMORY for v in judged)
     time = sum(abs(v.time_error) <= TIME for v in judged)
-    print(f"\n{len(judged)} configs kept back: memory within {MEMORY:.0%} in {memory}, time within {TIME:.0%} in {time}")
+    print(
+        f"\n{len(judged)} configs kept back: memory within {MEMORY:.0%} in {memory}, time within {TIME:.0%} in {time}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Seconds of a turn by phase: counted operations over a rate, counted bytes over a bandwidth, calls over a cost each.
 
 Every phase is a sum of three kinds of work, `Work`; a machine is what one unit of each takes, `Speed`. Rewards by
-functions, evaluations, saving and what a separate engine does are not in it.
+functions, evaluations and saving are not in it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ PHASES = ("rollout", "reward", "score", "update")
 
 def work(s: Setup) -> dict[str, tuple[Work, Work]]:
     """Of each phase: what is done in decode steps, and in passes over whole rows."""
-    decode, reading = (Work(), Work()) if s.engine is not None else _rollout(s)
+    decode, reading = _rollout(s)
     out = {"rollout": (decode, reading), "score": (Work(), _score(s)), "update": (Work(), _update(s))}
     if s.scorer is not None:
         out["reward"] = (Work(), _reward(s, s.scorer))
@@ -93,11 +93,8 @@ def work(s: Setup) -> dict[str, tuple[Work, Work]]:
 
 
 def seconds(s: Setup, speed: Speed) -> dict[str, float]:
-    """By phase; a rollout of a separate engine is left out."""
     out: dict[str, float] = {}
     for phase, (decode, whole) in work(s).items():
-        if phase == "rollout" and s.engine is not None:
-            continue
         out[phase] = (
             decode.products * speed.decode_products
             + decode.moved * speed.decode_bytes

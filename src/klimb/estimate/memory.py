@@ -67,7 +67,7 @@ def _spread(setup: Setup, phase: str, parts: Mapping[str, float], fitted: Mappin
     """What a phase takes and gives back lies with holes between it where the C library keeps freed memory."""
     if setup.kind != "cpu" or not setup.keeps_freed:
         return dict(parts)
-    factor = fitted[f"holes_{phase}"] if f"holes_{phase}" in fitted else 1.0
+    factor = fitted.get(f"holes_{phase}", 1.0)
     return {part: size if part in ("gradients", "packed") else size * factor for part, size in parts.items()}
 
 

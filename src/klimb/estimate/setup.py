@@ -58,9 +58,9 @@ class Setup:
     """One rank's part of a run.
 
     kind: cpu or cuda. wide: bytes of a number in the compute dtype. scorer: of the reward model. phase, step: episodes
-    of a rollout phase, of an optimizer step; rows, budget: most rows and tokens of one forward in the update; value_rows:
-    most rows of the critic's pass before it, token_budget of that and of the reward model. old: whether the old policy's
-    forward is made. engine: bytes that a separate engine keeps.
+    of a rollout phase, of an optimizer step; rows, budget: most rows and tokens of one forward in the update;
+    value_rows: most rows of the critic's pass before it; token_budget: most tokens of that and of the reward model's.
+    old: whether the old policy's forward is made. engine: bytes that a separate engine keeps.
     """
 
     kind: str
