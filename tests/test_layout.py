@@ -140,7 +140,7 @@ LIGHT = {
     "all of klimb.tasks": "import klimb.tasks, klimb.tasks.arithmetic, klimb.tasks.instructions, klimb.tasks.gym",
     "errors and the console": "import klimb.errors, klimb.console",
     "all of klimb.estimate": (
-        "from klimb.estimate import changes, duration, fitted, forecast, gpus, memory, prompts, setup, shapes, show"
+        "from klimb.estimate import changes, duration, fitted, forecast, gpus, memory, setup, shapes, show"
     ),
     "the report": "from klimb.report import charts, files, overview, page, picture, serve",
 }

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from klimb import host
+from klimb.cli.prompts import LOOKED_AT, lengths
 from klimb.config.paths import model_folder
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
@@ -16,7 +17,6 @@ from klimb.estimate import gpus
 from klimb.estimate.changes import Change, changes, enough_ranks
 from klimb.estimate.fitted import FITTED
 from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
-from klimb.estimate.prompts import LOOKED_AT, lengths
 from klimb.estimate.setup import ENGINE_SHARE, Lengths, Models
 from klimb.estimate.shapes import assumed
 from klimb.estimate.show import GIB, duration, memory_lines, size, time_line, unit_of

@@ -36,7 +36,7 @@ class Change:
 
 
 def changes(config: RunConfig, setup_of: SetupOf, limit: float) -> list[Change]:
-    """Those that lower the highest peak, until it is within the limit or nothing is left to try."""
+    """Those that lower a peak that is too high, until all are within the limit or nothing is left to try."""
     out, now = list[Change](), setup_of(config)
     if highest(now).total <= limit:
         return out
@@ -45,7 +45,7 @@ def changes(config: RunConfig, setup_of: SetupOf, limit: float) -> list[Change]:
             changed = config if override is None else with_overrides(config, override.split())
             after = setup_of(changed)
             after = replace(after, offloads=True) if now.offloads or attempt is _offload else after
-            if highest(after).total < highest(now).total * (1 - 1e-6):
+            if _missing(after, limit) < _missing(now, limit) * (1 - 1e-6):
                 remedy = Remedy(text=text, override=override)
                 if out and out[-1].remedy.text == text:  # one line for several halvings
                     out.pop()
@@ -68,6 +68,11 @@ def enough_ranks(config: RunConfig, setup_of: SetupOf, limit: float) -> int | No
         if found and found[-1].after.total <= limit:
             return ranks
     return None
+
+
+def _missing(setup: Setup, limit: float) -> float:
+    """Bytes that the phases lack, all together: one phase's change counts also while another's peak is higher."""
+    return sum(max(0.0, peak.total - limit) for peak in peaks(setup))
 
 
 def _peak_of(setup: Setup, phase: str) -> float:
