@@ -20,7 +20,12 @@ from .setups import config
 
 LONG = Lengths(prompt=512.0, longest_prompt=1024, response=1024.0, longest_response=2048)
 CARD = Machine(gpu_bytes=80 * 2.0**30, rate=None, cores=1)
-EIGHT = ("training.trainer=fsdp", "training.num_processes=8", "actor_rollout_ref.max_tokens=2048")
+EIGHT = (
+    "training.trainer=fsdp",
+    "training.num_processes=8",
+    "actor_rollout_ref.max_tokens=2048",
+    "actor_rollout_ref.rollout_provider=vllm",
+)
 
 
 def of_size(name: str, machine: Machine = CARD):
@@ -37,8 +42,7 @@ def test_a_run_that_fits_needs_no_change() -> None:
 
 @pytest.mark.parametrize("dynamic", ["true", "false"])
 def test_changes_come_in_order_and_each_override_does_what_is_said(dynamic: str) -> None:
-    own_engine = "actor_rollout_ref.rollout_provider=vllm"
-    c, make = config(*EIGHT, own_engine, f"actor_rollout_ref.use_dynamic_bsz={dynamic}"), of_size("7b")
+    c, make = config(*EIGHT, f"actor_rollout_ref.use_dynamic_bsz={dynamic}"), of_size("7b")
     limit = 60 * 2.0**30
     found = changes(c, make, limit)
     keys = [change.remedy.keys[0].rpartition(".")[2] for change in found if change.available]
@@ -55,7 +59,7 @@ def test_changes_come_in_order_and_each_override_does_what_is_said(dynamic: str)
 
 def test_nothing_more_is_tried_once_it_fits() -> None:
     c, make = config(*EIGHT), of_size("7b")
-    first = changes(c, make, 1.0)[0].after.total
+    first = highest(make(with_overrides(c, ["training.activation_checkpointing=true"]))).total
     (only,) = changes(c, make, first)
     assert only.remedy.override == "training.activation_checkpointing=true"
     assert only.after.total <= first

@@ -24,6 +24,8 @@ from klimb.estimate.setup import Setup
 
 SetupOf = Callable[[RunConfig], Setup]
 MOST_RANKS = 1024
+LEAST_SLOTS = 8
+"""Fewer answers at once are no way to sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ Attempt = Iterator[tuple[str, str | None]]
 def _slots(config: RunConfig, now: Setup, limit: float) -> Attempt:
     """Only where the rollout is too large by itself."""
     slots = min(now.slots, now.phase)
-    while slots > 1 and now.engine is None and _peak_of(replace(now, slots=slots), "rollout") > limit:
+    while slots > LEAST_SLOTS and now.engine is None and _peak_of(replace(now, slots=slots), "rollout") > limit:
         slots //= 2
         yield FEWER_SLOTS, f"actor_rollout_ref.rollout_slots={slots}"
 
