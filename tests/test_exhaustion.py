@@ -82,6 +82,9 @@ def test_a_run_that_is_refused_memory_names_phase_peaks_and_remedies(
     order = ["activation_checkpointing=true", "micro_batch_size=1 training.gradient_acc", "use_pf_ppo=false"]
     assert [text.index(word) for word in order] == sorted(text.index(word) for word in order)
     assert "alignment may get worse" in text
+    planned = text[text.index("estimated (klimb plan):") : text.index("try, in this order:")].splitlines()
+    assert [line.split()[0] for line in planned[2:]] == ["rollout", "score", "update"]
+    assert [line.endswith("<- here") for line in planned[2:]] == [False, False, True]
     monkeypatch.setattr(loop, "update", whole)
     assert klimb.train(config).finished
     assert not (tmp_path / "runs" / "run" / NAME).exists()
