@@ -9,10 +9,10 @@ constant part of a process, which every run on a CPU has; seconds of a whole ste
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from cases import fitted_names
+from cases import Case, fitted_names
 from predict import load, setup
 
 from klimb.estimate.duration import cpu_speed, seconds
@@ -54,22 +54,18 @@ class Verdict:
         return abs(self.memory_error) <= MEMORY and abs(self.time_error) <= TIME
 
 
-def verdicts(every: bool = False) -> Iterator[Verdict]:
-    chosen = fitted_names()
-    for name, (case, measured) in load().items():
-        if name in chosen and not every:
-            continue
-        one = setup(case, measured)
-        spent = seconds(one, cpu_speed(measured["rate"], 1))
-        yield Verdict(
-            name=name,
-            is_fitted=name in chosen,
-            peaks={p: float(measured["peak_bytes"][p]) for p in PHASES},
-            expected_peaks={p.phase: p.total for p in peaks(one) if p.phase in PHASES},
-            seconds={p: float(measured["seconds"][p]) for p in PHASES},
-            expected_seconds={p: spent[p] for p in PHASES},
-            others=measured["others_cores"],
-        )
+def verdict(case: Case, measured: dict[str, Any]) -> Verdict:
+    one = setup(case, measured)
+    spent = seconds(one, cpu_speed(measured["rate"], 1))
+    return Verdict(
+        name=case.name,
+        is_fitted=case.name in fitted_names(),
+        peaks={p: float(measured["peak_bytes"][p]) for p in PHASES},
+        expected_peaks={p.phase: p.total for p in peaks(one) if p.phase in PHASES},
+        seconds={p: float(measured["seconds"][p]) for p in PHASES},
+        expected_seconds={p: spent[p] for p in PHASES},
+        others=measured["others_cores"],
+    )
 
 
 def main() -> None:
@@ -79,7 +75,8 @@ def main() -> None:
     args = parser.parse_args()
     print("| config | peak MiB | estimate | error | without process | step s | estimate | error | |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    found = list(verdicts(args.all))
+    found = [verdict(case, measured) for case, measured in load().values()]
+    found = [v for v in found if args.all or not v.is_fitted]
     for v in found:
         top, expected = max(v.peaks.values()) / 2**20, max(v.expected_peaks.values()) / 2**20
         spent, guess = sum(v.seconds.values()), sum(v.expected_seconds.values())
