@@ -178,4 +178,4 @@ def _build(size: Size, folder: Path) -> None:
 if __name__ == "__main__":
     chosen = fitted_names()
     for case in cases():
-        print("fitted" if case.name in chosen else "judged", case)
+        print("fitted" if case.name in chosen else "judged", case.name, case)

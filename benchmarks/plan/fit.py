@@ -30,32 +30,26 @@ UNITS = ("products", "bytes", "calls")
 
 
 def solve(rows: list[dict[str, float]], goals: list[float], names: list[str]) -> dict[str, float]:
-    """The constants >= 0 for which sum(row x constant) comes nearest to the goals, relatively."""
-    matrix = np.array([[row.get(name, 0.0) / goal for name in names] for row, goal in zip(rows, goals, strict=True)])
+    """The constants >= 0 for which sum(row x constant) comes nearest to the goals."""
+    matrix = np.array([[row.get(name, 0.0) for name in names] for row in rows])
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
-    found, _ = nnls(matrix / scale, np.ones(len(goals)))
+    found, _ = nnls(matrix / scale, np.array(goals))
     return dict(zip(names, (float(x) for x in found / scale), strict=True))
 
 
 def fit_memory(chosen: list[tuple[Setup, dict[str, float]]]) -> dict[str, float]:
-    """What is linear in the constants, found by setting them: peak = a + b process + c holes."""
-    names = ["process_bytes", *(f"holes_{phase}" for phase in PHASES)]
+    """An estimate is linear in every constant, so its factor is what setting it to 1 adds to setting all to 0."""
+    names = ["process_bytes", "kernel_bytes", *(f"holes_{phase}" for phase in PHASES)]
     zero = dict.fromkeys(names, 0.0)
     rows, goals = list[dict[str, float]](), list[float]()
     for one, measured in chosen:
-        without = {p.phase: p.total for p in peaks(one, zero)}
-        with_holes = {p.phase: p.total for p in peaks(one, {**zero, **{f"holes_{x}": 1.0 for x in PHASES}})}
+        known = {p.phase: p.total for p in peaks(one, zero)}
+        factors = {name: {p.phase: p.total for p in peaks(one, {**zero, name: 1.0})} for name in names}
         for phase in PHASES:
-            rows.append(
-                {"process_bytes": 1.0, f"holes_{phase}": with_holes[phase] - without[phase], "known": without[phase]}
-            )
-            goals.append(measured[phase])
-    # What is known goes to the other side, still scaled by the peak itself.
-    matrix = np.array([[row.get(n, 0.0) / g for n in names] for row, g in zip(rows, goals, strict=True)])
-    right = np.array([1.0 - row["known"] / g for row, g in zip(rows, goals, strict=True)])
-    scale = np.abs(matrix).max(axis=0)
-    found, _ = nnls(matrix / scale, right)
-    return dict(zip(names, (float(x) for x in found / scale), strict=True))
+            rows.append({name: factors[name][phase] - known[phase] for name in names})
+            goals.append((measured[phase] - known[phase]) / measured[phase])
+            rows[-1] = {name: factor / measured[phase] for name, factor in rows[-1].items()}
+    return solve(rows, goals, names)
 
 
 def fit_time(chosen: list[tuple[Setup, dict[str, float], float]], reference: float) -> dict[str, float]:
@@ -73,8 +67,8 @@ def fit_time(chosen: list[tuple[Setup, dict[str, float], float]], reference: flo
                 amounts = (part.products * units.decode_products, part.moved, part.calls)
                 row |= {f"{kind}_{u}": a * slower for u, a in zip(UNITS, amounts, strict=True)}
             row["link_bytes"] = (decode.exchanged + whole.exchanged) * slower
-            rows.append(row)
-            goals.append(measured[phase])
+            rows.append({name: amount / measured[phase] for name, amount in row.items()})
+            goals.append(1.0)
     used = [name for name in names if any(row[name] > 0 for row in rows)]
     assert len(astuple(units)) == len(names)
     return {**{name: fitted.FITTED[name] for name in names}, **solve(rows, goals, used)}

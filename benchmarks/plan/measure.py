@@ -64,6 +64,7 @@ def kept(rows: list[dict[str, Any]], case: Case) -> dict[str, Any]:
         "seconds": {p: round(statistics.median(row[f"time/{p}"] for row in rows[1:]), 4) for p in PHASES},
         "response_mean": round(statistics.mean(row["length/mean"] for row in rows[1:]), 3),
         "response_longest": int(max(row["length/max"] for row in rows)),
+        "truncated": round(statistics.mean(row["length/truncated"] for row in rows), 4),
         "prompt": case.prompt,
         "rate": round(rows[0]["perf/rate"]),
     }

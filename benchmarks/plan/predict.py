@@ -47,5 +47,6 @@ def setup(case: Case, measured: dict[str, Any]) -> Setup:
         longest_prompt=measured["prompt"],
         response=measured["response_mean"],
         longest_response=measured["response_longest"],
+        early=1.0 - measured["truncated"],
     )
     return make_setup(config, posture, count(config, posture), Models(actor=shape(case)), lengths, None)

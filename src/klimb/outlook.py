@@ -55,6 +55,7 @@ def expect(run: Run, steps: Rows) -> Forecast | None:
         longest_prompt=max(prompts),
         response=statistics.mean(row["length/mean"] for row in steps) if steps else float(limit),
         longest_response=longest,
+        early=1.0 - statistics.mean(row["length/truncated"] for row in steps) if steps else 1.0,
     )
     machine = Machine(
         gpu_bytes=memory_limit(device) if device.type == "cuda" else None,

@@ -24,9 +24,9 @@ from klimb.models.forward import CHUNK_LOGITS, _hidden
 from klimb.models.load import body_of
 from tests.tiny_models import tiny_model
 
-from .setups import SMALL, setup
+from .setups import SMALL, TEXTS, setup
 
-ZERO = {"process_bytes": 0.0}
+ZERO = {"process_bytes": 0.0, "kernel_bytes": 0.0}
 
 
 def shape(layers: int, key_heads: int) -> Shape:
@@ -154,11 +154,33 @@ def test_an_engine_of_its_own_keeps_its_share_in_every_phase() -> None:
 
 
 def test_holes_are_for_a_c_library_that_keeps_freed_memory() -> None:
-    fitted = {"process_bytes": 0.0, "holes_rollout": 2.0, "holes_score": 2.0, "holes_update": 2.0}
+    fitted = {**ZERO, "holes_rollout": 2.0, "holes_score": 2.0, "holes_update": 2.0}
     kept, handed_back = setup(), setup("training.keep_freed_memory=false")
     for wide, tight in zip(peaks(kept, fitted), peaks(handed_back, fitted), strict=True):
         assert wide.parts["activations"] == 2 * tight.parts["activations"]
         assert wide.parts["weights"] == tight.parts["weights"]
+
+
+def test_products_of_every_size_that_a_decode_had_are_kept() -> None:
+    fitted = {**ZERO, "kernel_bytes": 1.0}
+
+    def process(early: float, *overrides: str) -> float:
+        lengths = replace(TEXTS, early=early)
+        return peaks(setup(*overrides, lengths=lengths), fitted)[0].parts.get("process", 0.0)
+
+    assert process(0.0) == 5  # one size: all rows end together
+    assert process(0.5) == 5 * 33
+    assert process(1.0, "actor_rollout_ref.rollout_slots=8") == 5 * 9
+    assert process(1.0, "actor_rollout_ref.rollout_slots=999", "actor_rollout_ref.rollout_batch_size=640") == 1024
+    assert process(1.0, "training.dtype=bfloat16") == 0
+
+
+def test_freed_memory_that_is_kept_has_no_room_for_the_heads_blocks() -> None:
+    kept, handed_back = (
+        next(p.parts for p in peaks(setup(f"training.keep_freed_memory={on}"), ZERO) if p.phase == "score")
+        for on in ("true", "false")
+    )
+    assert kept["activations"] + kept["head"] > handed_back["activations"] + handed_back.get("head", 0.0)
 
 
 def test_a_forward_without_gradients_keeps_one_block_at_a_time() -> None:

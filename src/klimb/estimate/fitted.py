@@ -2,6 +2,7 @@
 
 FITTED: dict[str, float] = {
     "process_bytes": 4.0e8,
+    "kernel_bytes": 3.0e5,
     "holes_rollout": 1.1,
     "holes_score": 1.1,
     "holes_update": 1.1,

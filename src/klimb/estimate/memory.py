@@ -16,6 +16,10 @@ from klimb.estimate.shapes import Shape
 
 FLOAT = 4
 """Bytes of a master weight, a gradient, a moment and of what norms and the residual stream hold."""
+PACKED_PRODUCTS = 5
+"""Shapes of products in a decode step: queries with keys and values, output, gate with up, down, and the head."""
+KERNELS_KEPT = 1024
+"""As many oneDNN keeps (its primitive cache's capacity)."""
 PARTS = (
     "process",
     "weights",
@@ -76,11 +80,21 @@ def _lasting(s: Setup, fitted: Mapping[str, float]) -> dict[str, float]:
     roles = [shape.weights for shape in (s.actor, s.reference) if shape is not None]
     roles += [shape.body for shape in (s.critic, s.scorer) if shape is not None]
     return {
-        "process": fitted["process_bytes"] if s.kind == "cpu" else 0.0,
+        "process": _process(s, fitted),
         "weights": FLOAT * sum(roles) / s.ranks,
         "optimizer": 0.0 if s.offloads else 2 * FLOAT * trained_weights(s) / s.ranks,
         "engine": s.engine or 0.0,
     }
+
+
+def _process(s: Setup, fitted: Mapping[str, float]) -> float:
+    """Python and its libraries, and the code that oneDNN makes for every size of a product on packed weights and keeps:
+    with every row that ends the products of a decode step have another size."""
+    if s.kind != "cpu":
+        return 0.0
+    sizes = 1 + round(min(s.slots, s.phase) * s.lengths.early)
+    kernels = min(KERNELS_KEPT, PACKED_PRODUCTS * sizes) if s.wide == FLOAT else 0
+    return fitted["process_bytes"] + fitted["kernel_bytes"] * kernels
 
 
 def trained_weights(s: Setup) -> int:
@@ -117,23 +131,28 @@ def _reward(s: Setup, scorer: Shape) -> dict[str, float]:
 
 
 def _score(s: Setup) -> dict[str, float]:
-    """The forward without gradients that takes most: of the old policy and the reference, or of the critic, whose
-    batches are larger."""
-    found: list[dict[str, float]] = [{}]
+    """The forwards without gradients: of the old policy and the reference, and of the critic, whose batches are larger.
+
+    A body is done when its head begins. Where freed memory is kept the head's blocks still find no room in the small
+    holes that the body left, so the widest of both count; elsewhere the pass that takes most.
+    """
+    found = list[tuple[float, float]]()
     if s.old or s.reference is not None:
-        found.append(_logprob_pass(s, s.actor, s.passes(longest=True)))
+        found += _logprob_pass(s, s.actor, s.passes(longest=True))
     if s.critic is not None:
-        p = s.value_pass()
-        body = forward_bytes(s.critic, p.read, s.wide)
-        found.append({"activations": body, "gathered": _gathered(s, s.critic)})
-    return max(found, key=lambda parts: sum(parts.values()))
+        found.append((forward_bytes(s.critic, s.value_pass().read, s.wide), 0.0))
+    if not found:
+        return {}
+    bodies, heads = max(body for body, _ in found), max(head for _, head in found)
+    if not s.keeps_freed:
+        bodies, heads = max(found, key=sum)
+    return {"activations": bodies, "head": heads, "gathered": _gathered(s, s.actor)}
 
 
-def _logprob_pass(s: Setup, shape: Shape, p: Pass) -> dict[str, float]:
+def _logprob_pass(s: Setup, shape: Shape, p: Pass) -> list[tuple[float, float]]:
+    """Activations and head while the body runs, and while the head does."""
     hidden = FLOAT * shape.hidden * (p.read + p.scored)
-    body, head = forward_bytes(shape, p.read, s.wide), hidden + head_room(shape, p.scored)
-    parts = {"activations": body, "head": 0.0} if body > head else {"activations": hidden, "head": head - hidden}
-    return parts | {"gathered": _gathered(s, shape)}
+    return [(forward_bytes(shape, p.read, s.wide), 0.0), (hidden, head_room(shape, p.scored))]
 
 
 def _update(s: Setup) -> dict[str, float]:

@@ -28,12 +28,14 @@ ENGINE_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens: of prompts and of responses, the mean and the longest."""
+    """Tokens: of prompts and of responses, the mean and the longest. early: share of the responses that end before the
+    longest do."""
 
     prompt: float
     longest_prompt: int
     response: float
     longest_response: int
+    early: float = 1.0
 
     def largest(self, rows: int) -> float:
         """Mean response of the longest among many sets of so many rows: one row may be the longest, many are not."""
