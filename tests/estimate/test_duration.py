@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from klimb.estimate.duration import Speed, Work, cpu_speed, seconds, work
+from klimb.estimate.duration import CALLS_PER_TOKEN, Speed, Work, cpu_speed, seconds, work
 from klimb.estimate.gpus import gpu_speed
 from klimb.floor import Cost, Floor
 from klimb.floor import Work as TurnWork
@@ -65,7 +67,14 @@ def test_two_epochs_take_twice_the_update() -> None:
 def test_fewer_slots_make_more_steps() -> None:
     few, many = (work(setup(f"actor_rollout_ref.rollout_slots={n}"))["rollout"][0] for n in (8, 64))
     assert few.products == many.products
-    assert few.calls == pytest.approx(many.calls * (64 * 20 / 8) / 32)
+    drawn = CALLS_PER_TOKEN * 64 * 20
+    assert few.calls - drawn == pytest.approx((many.calls - drawn) * (64 * 20 / 8) / 32)
+
+
+def test_rows_of_different_lengths_take_more_calls() -> None:
+    even, varied = (work(setup(lengths=replace(TEXTS, early=early)))["score"][1] for early in (0.0, 1.0))
+    assert varied.calls > even.calls
+    assert varied.products == even.products
 
 
 def test_a_faster_machine_takes_less_of_everything_and_more_cores_only_of_products() -> None:

@@ -18,6 +18,10 @@ CALLS_PER_BLOCK = {"decode": 30, "pass": 40}
 """Operations that a block calls, one after another."""
 CALLS_AROUND = {"decode": 60, "pass": 120}
 """Those of a step or forward outside its blocks."""
+CALLS_PER_RUN = 10
+"""Those of the attention of rows of one length, in every block."""
+CALLS_PER_TOKEN = 0.3
+"""What Python does for a token that was drawn, in calls."""
 HEAD_PASSES = 6
 """Times that all logits are read or written: product, softmax twice, maximum, entropy, gradient."""
 DRAW_PASSES = 5
@@ -120,7 +124,7 @@ def _rollout(s: Setup) -> tuple[Work, Work]:
     decode = Work(
         products=2.0 * matrices * tokens + attention,
         moved=steps * matrices * s.wide + cache + tokens * (DRAW_PASSES * a.vocab * FLOAT + _stream(a, s.wide)),
-        calls=steps * (a.layers * CALLS_PER_BLOCK["decode"] + CALLS_AROUND["decode"]),
+        calls=steps * (a.layers * CALLS_PER_BLOCK["decode"] + CALLS_AROUND["decode"]) + CALLS_PER_TOKEN * tokens,
     )
     read = s.prompts * ln.prompt
     whole = Pass(rows=s.prompts, read=read, attended=read, scored=s.phase, row=ln.prompt)
@@ -156,11 +160,12 @@ def _update(s: Setup) -> Work:
 
 
 def _forward(shape: Shape, p: Pass, s: Setup, scored: float) -> Work:
-    """One forward over p. What every operation writes is read again once."""
+    """One forward over p. What every operation writes is read again once. Rows of one length are attended together."""
+    runs = 1 + (p.rows - 1) * s.lengths.early
     return Work(
         products=2.0 * shape.blocks * p.read + 2.0 * shape.embedding * scored + _attention(shape, p),
         moved=2 * shape.layers * p.read * _stream(shape, s.wide) + HEAD_PASSES * FLOAT * shape.vocab * scored,
-        calls=shape.layers * CALLS_PER_BLOCK["pass"] + CALLS_AROUND["pass"],
+        calls=shape.layers * (CALLS_PER_BLOCK["pass"] + CALLS_PER_RUN * runs) + CALLS_AROUND["pass"],
         exchanged=_others(shape, s),
     )
 
