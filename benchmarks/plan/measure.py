@@ -1,10 +1,10 @@
 """Measure the configs of cases.py: short real runs, one after another, each a process of its own with one thread per
 rank. What is in measured.json already is not run again.
 
-python benchmarks/plan/measure.py                       # all that is missing, about twenty minutes; else idle machine
+python benchmarks/plan/measure.py                       # all that is missing, about twenty minutes on an idle machine
 python benchmarks/plan/measure.py --again --ranks 1     # those of one rank, anew
 python benchmarks/plan/measure.py --only ppo-cached-3m
-python benchmarks/plan/fit.py && python benchmarks/plan/judge.py
+python benchmarks/plan/fit.py && python benchmarks/plan/judge.py --docs
 
 Kept of every run: the largest measured peak of each phase over all steps, the median seconds of each phase without the
 first step, the lengths that occurred, the rate of a product as the run measured it, and how many cores others used.
