@@ -19,8 +19,8 @@ from klimb.estimate.memory import (
 )
 from klimb.estimate.setup import Lengths, Pass
 from klimb.estimate.shapes import ASSUMED, Shape
-from klimb.models.attention import recompute_activations
-from klimb.models.forward import CHUNK_LOGITS, _hidden
+from klimb.models.attention import Packed, Sharing, recompute_activations, through
+from klimb.models.forward import CHUNK_LOGITS
 from klimb.models.load import body_of
 from tests.tiny_models import tiny_model
 
@@ -47,9 +47,14 @@ def kept_by_autograd(layers: int, key_heads: int, shared: int, recompute: bool =
     if recompute:
         recompute_activations(body_of(model))
     rows, width = 8, 64
-    ids = torch.randint(4, s.vocab, (rows, width), generator=torch.Generator().manual_seed(0))
-    ids[:, :shared] = ids[0, :shared]
-    mask = (torch.arange(width) >= max(shared, 1)).expand(rows, width)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, s.vocab, (rows, width), generator=generator).flatten()
+    positions = torch.arange(width).repeat(rows)
+    kept = torch.cat([torch.arange(width), *(r * width + torch.arange(shared, width) for r in range(1, rows))])
+    number = torch.zeros(rows * width, dtype=torch.int64).scatter_(0, kept, torch.arange(len(kept)))
+    first_row = torch.where(positions < shared, positions, torch.arange(rows * width))
+    sharing = Sharing(source=number[first_row], kept=kept) if shared else None
+    packed = Packed.of([width] * rows, sharing)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     found: dict[int, tuple[int, Tensor]] = {}
 
@@ -59,7 +64,7 @@ def kept_by_autograd(layers: int, key_heads: int, shared: int, recompute: bool =
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        hidden, _ = _hidden(body_of(model), ids, torch.ones_like(mask), mask)
+        hidden = through(body_of(model), ids[kept][None], positions[kept][None], packed)[0]
     read = hidden.shape[0]
     p = Pass(rows=rows, read=read, attended=rows * width, scored=0, row=width)
     return sum(size for size, _ in found.values()), p
