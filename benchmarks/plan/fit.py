@@ -39,7 +39,7 @@ def solve(rows: list[dict[str, float]], goals: list[float], names: list[str]) ->
 
 def fit_memory(chosen: list[tuple[Setup, dict[str, float]]]) -> dict[str, float]:
     """An estimate is linear in every constant, so its factor is what setting it to 1 adds to setting all to 0."""
-    names = ["process_bytes", "kernel_bytes", *(f"holes_{phase}" for phase in PHASES)]
+    names = ["process_bytes", *(f"holes_{phase}" for phase in PHASES)]
     zero = dict.fromkeys(names, 0.0)
     rows, goals = list[dict[str, float]](), list[float]()
     for one, measured in chosen:

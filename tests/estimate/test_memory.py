@@ -10,6 +10,7 @@ from torch import Tensor
 
 from klimb.estimate.memory import (
     FLOAT,
+    KERNEL_BYTES,
     block_bytes,
     forward_bytes,
     head_room,
@@ -26,7 +27,7 @@ from tests.tiny_models import tiny_model
 
 from .setups import SMALL, TEXTS, setup
 
-ZERO = {"process_bytes": 0.0, "kernel_bytes": 0.0}
+ZERO = {"process_bytes": 0.0}
 
 
 def shape(layers: int, key_heads: int) -> Shape:
@@ -167,17 +168,18 @@ def test_holes_are_for_a_c_library_that_keeps_freed_memory() -> None:
 
 
 def test_products_of_every_size_that_a_decode_had_are_kept() -> None:
-    fitted = {**ZERO, "kernel_bytes": 1.0}
-
-    def process(early: float, *overrides: str) -> float:
+    def kernels(early: float, *overrides: str) -> float:
         lengths = replace(TEXTS, early=early)
-        return peaks(setup(*overrides, lengths=lengths), fitted)[0].parts.get("process", 0.0)
+        return peaks(setup(*overrides, lengths=lengths), ZERO)[0].parts.get("process", 0.0) / KERNEL_BYTES
 
-    assert process(0.0) == 5  # one size: all rows end together
-    assert process(0.5) == 5 * 33
-    assert process(1.0, "actor_rollout_ref.rollout_slots=8") == 5 * 9
-    assert process(1.0, "actor_rollout_ref.rollout_slots=999", "actor_rollout_ref.rollout_batch_size=640") == 1024
-    assert process(1.0, "training.dtype=bfloat16") == 0
+    assert kernels(0.0) == 5  # one size: all rows end together
+    ends = 0.5 * 64
+    assert kernels(0.5) == pytest.approx(5 * (1 + 32 * (1 - (31 / 32) ** ends)))
+    assert kernels(1.0, "actor_rollout_ref.rollout_slots=8") < kernels(1.0)
+    large = Lengths(prompt=1.0, longest_prompt=1, response=900.0, longest_response=9000)
+    many = setup("actor_rollout_ref.rollout_slots=999", "actor_rollout_ref.rollout_batch_size=640", lengths=large)
+    assert peaks(many, ZERO)[0].parts["process"] == 1024 * KERNEL_BYTES
+    assert kernels(1.0, "training.dtype=bfloat16") == 0
 
 
 def test_freed_memory_that_is_kept_has_no_room_for_the_heads_blocks() -> None:

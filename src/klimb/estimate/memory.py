@@ -18,6 +18,8 @@ FLOAT = 4
 """Bytes of a master weight, a gradient, a moment and of what norms and the residual stream hold."""
 PACKED_PRODUCTS = 5
 """Shapes of products in a decode step: queries with keys and values, output, gate with up, down, and the head."""
+KERNEL_BYTES = 568 * 1024
+"""Of the code for one size, whatever the matrix (benchmarks/plan/kernels.py measures it)."""
 KERNELS_KEPT = 1024
 """As many oneDNN keeps (its primitive cache's capacity)."""
 PARTS = (
@@ -92,9 +94,10 @@ def _process(s: Setup, fitted: Mapping[str, float]) -> float:
     with every row that ends the products of a decode step have another size."""
     if s.kind != "cpu":
         return 0.0
-    sizes = 1 + round(min(s.slots, s.phase) * s.lengths.early)
+    ends, steps = min(s.slots, s.phase) * s.lengths.early, s.lengths.longest_response
+    sizes = 1 + steps * (1 - (1 - 1 / steps) ** ends)  # rows that end in one step make one new size together
     kernels = min(KERNELS_KEPT, PACKED_PRODUCTS * sizes) if s.wide == FLOAT else 0
-    return fitted["process_bytes"] + fitted["kernel_bytes"] * kernels
+    return fitted["process_bytes"] + KERNEL_BYTES * kernels
 
 
 def trained_weights(s: Setup) -> int:
