@@ -89,7 +89,7 @@ def constants() -> dict[str, float]:
     """Of the chosen configs among those that were measured."""
     records, chosen = load(), fitted_names()
     mine = [(setup(case, m), m) for name, (case, m) in records.items() if name in chosen]
-    reference = statistics.median(float(m["rate"]) for _, m in records.values())
+    reference = statistics.median(float(m["rate"]) for _, m in mine)
     memory = fit_memory([(one, m["peak_bytes"]) for one, m in mine])
     return {**memory, **fit_time([(one, m["seconds"], m["rate"]) for one, m in mine], reference), "rate": reference}
 
