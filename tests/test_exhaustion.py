@@ -16,7 +16,7 @@ import torch
 
 import klimb
 from klimb import exhaustion, loop
-from klimb.clock import Clock, Exhausted, memory_limit
+from klimb.clock import Clock, Exhausted
 from klimb.doctor.finding import Facts
 from klimb.exhaustion import NAME, LastWords, OutOfMemory, Words, explain, kills, left_behind, obituary
 from klimb.malloc import is_exhausted
@@ -83,26 +83,12 @@ def test_a_run_that_is_refused_memory_names_phase_peaks_and_remedies(
     order = ["activation_checkpointing=true", "micro_batch_size=1 training.gradient_acc", "use_pf_ppo=false"]
     assert [text.index(word) for word in order] == sorted(text.index(word) for word in order)
     assert "alignment may get worse" in text
+    planned = text[text.index("estimated (klimb plan):") : text.index("try, in this order:")].splitlines()
+    assert [line.split()[0] for line in planned[2:]] == ["rollout", "score", "update"]
+    assert [line.endswith("<- here") for line in planned[2:]] == [False, False, True]
     monkeypatch.setattr(loop, "update", whole)
     assert klimb.train(config).finished
     assert not (tmp_path / "runs" / "run" / NAME).exists()
-
-
-def test_the_limit_is_the_machines_or_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = memory_limit(CPU)
-    assert size is not None
-    assert size > 2**28
-    (tmp_path / "memory.max").write_text("1073741824\n")
-    monkeypatch.setattr("klimb.clock.CONTAINER", (tmp_path / "memory.max", tmp_path / "v1" / "limit"))
-    assert memory_limit(CPU) == 2**30
-    (tmp_path / "groups").write_text("4:cpu,memory:/jobs/7\n3:pids:/x\n0::/\n")
-    (tmp_path / "v1" / "jobs" / "7").mkdir(parents=True)
-    (tmp_path / "v1" / "jobs" / "7" / "limit").write_text("536870912\n")
-    monkeypatch.setattr("klimb.clock.GROUPS", tmp_path / "groups")
-    assert memory_limit(CPU) == 2**29
-    (tmp_path / "v1" / "jobs" / "7" / "limit").unlink()
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_limit(CPU) == size
 
 
 def test_remedies_of_the_rollout_are_others_than_those_of_the_update() -> None:

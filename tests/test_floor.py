@@ -66,6 +66,7 @@ def test_shares_by_hand() -> None:
         "perf/floor_share": 4.0 / 8.0,
         "perf/rollout_floor_share": 0.5,
         "perf/update_floor_share": 0.5,
+        "perf/rate": FLOOR.rate,
     }
 
 

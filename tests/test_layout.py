@@ -14,9 +14,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "klimb"
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("errors",),
-    ("types", "seeds", "malloc", "cut", "ranks", "offload"),
+    ("types", "seeds", "malloc", "cut", "ranks", "offload", "host"),
     ("config",),
     ("doctor",),
+    ("estimate",),
     ("algos",),
     ("tasks",),
     ("data", "models"),
@@ -42,7 +43,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ),
     ("snapshot", "derive"),
     ("run",),
-    ("phase", "guard"),
+    ("phase", "guard", "outlook"),
     ("loop",),
     ("playground",),
     ("build", "processes"),
@@ -139,6 +140,9 @@ LIGHT = {
     "all of klimb.config": "from klimb.config import advice, counts, guard, load, paths, posture, schema",
     "all of klimb.tasks": "import klimb.tasks, klimb.tasks.arithmetic, klimb.tasks.instructions, klimb.tasks.gym",
     "errors and the console": "import klimb.errors, klimb.console",
+    "all of klimb.estimate": (
+        "from klimb.estimate import changes, duration, fitted, forecast, gpus, memory, setup, shapes, show"
+    ),
     "the report": "from klimb.report import charts, files, overview, page, picture, serve",
 }
 

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import torch
 
+from klimb import host
 from klimb.malloc import give_back, is_exhausted
 
 RESET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
-GROUPS = Path("/proc/self/cgroup")
-MEMINFO = Path("/proc/meminfo")
-CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 WATCHED = ("rollout", "score", "update")
 """Parts whose peak memory is logged."""
 
@@ -86,37 +84,7 @@ def memory_limit(device: torch.device) -> int | None:
     """Bytes that the device has, or that this container may use of the host's; None where that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    found: list[int] = []
-    for place in (*_own_group(), *CONTAINER):
-        try:
-            text = place.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    try:
-        line = next(row for row in MEMINFO.read_text(encoding="ascii").splitlines() if row.startswith("MemTotal:"))
-        found.append(int(line.split()[1]) * 1024)
-    except (OSError, StopIteration):
-        pass
-    return min(found, default=None)
-
-
-def _own_group() -> list[Path]:
-    """Where the kernel says how much this process's control group may use: version 1 by controller, 2 by path."""
-    try:
-        lines = GROUPS.read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return []
-    out: list[Path] = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            out.append(CONTAINER[1].parent / path.lstrip("/") / CONTAINER[1].name)
-        elif not controllers:
-            out.append(CONTAINER[0].parent / path.lstrip("/") / CONTAINER[0].name)
-    return out
+    return host.memory()
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -7,13 +7,15 @@ phase is written down as it begins, and the next start reads what was written la
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from klimb.doctor.finding import Facts, Remedy
 from klimb.doctor.remedies import memory_remedies
 from klimb.errors import KlimbError
+from klimb.estimate.memory import Peak
+from klimb.estimate.show import memory_lines
 
 COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 """Where Linux counts the processes that it killed for want of memory: of the machine, of this container."""
@@ -24,8 +26,10 @@ class OutOfMemory(KlimbError):
     """The device's or the host's memory did not suffice; the message names the phase, the peaks and the remedies."""
 
 
-def explain(part: str, peaks: Mapping[str, float], limit: float | None, facts: Facts) -> str:
-    """peaks: bytes by phase, as measured; limit: bytes of the device."""
+def explain(
+    part: str, peaks: Mapping[str, float], limit: float | None, facts: Facts, expected: Sequence[Peak] = ()
+) -> str:
+    """peaks: bytes by phase, as measured; limit: bytes of the device; expected: what `klimb plan` says of the run."""
     lines = [f"memory ran out in the phase '{part}'"]
     if limit is not None:
         lines[0] += f" (there are {limit / 2**30:.3g} GiB)"
@@ -34,6 +38,9 @@ def explain(part: str, peaks: Mapping[str, float], limit: float | None, facts: F
         lines += [
             f"  {name:<8} {size / 2**30:8.3f} GiB{'   <- here' if name == part else ''}" for name, size in peaks.items()
         ]
+    if expected:
+        lines.append("estimated (klimb plan):")
+        lines += [f"  {line}" for line in memory_lines(expected, part, "here")]
     lines.append("try, in this order:")
     lines += [f"  {i}. {_shown(remedy)}" for i, remedy in enumerate(memory_remedies(facts, part), start=1)]
     lines.append(

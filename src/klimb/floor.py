@@ -45,11 +45,13 @@ class Floor:
     critic: Cost | None
 
     def shares(self, work: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-        """`perf/floor_share` of all parts in work (operations) together, and `perf/<part>_floor_share` of each."""
+        """`perf/floor_share` of all parts in work (operations) together, `perf/<part>_floor_share` of each, and
+        `perf/rate`, the rate they are taken at."""
         least = {part: operations / self.rate for part, operations in work.items()}
         spent = {part: max(seconds.get(part, 0.0), 1e-9) for part in work}
         each = {f"perf/{part}_floor_share": least[part] / spent[part] for part in work}
-        return {"perf/floor_share": sum(least.values()) / sum(spent.values()), **each}
+        together = sum(least.values()) / sum(spent.values())
+        return {"perf/floor_share": together, **each, "perf/rate": self.rate}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import multiprocessing
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -45,6 +45,7 @@ from klimb.exhaustion import OutOfMemory, Words, explain, left_behind, obituary
 from klimb.ladder import Intervention
 from klimb.malloc import is_exhausted
 from klimb.models.load import load_causal_lm, load_tokenizer
+from klimb.outlook import Outlook, expect, look_back
 from klimb.processes import as_started, is_rank, joined
 from klimb.processes import start as start_ranks
 from klimb.ranks import Ranks
@@ -61,6 +62,7 @@ class RunResult:
     before, after: the held-out metrics (eval/*) at the first and the last evaluation, empty without held-out prompts.
     kl: mean kl/k3 over the second half of the phases, None without KL. best: checkpoint with the best evaluation.
     alarms: findings of the doctor that ended the run (diagnostics.on_alarm). interventions: what the guard changed.
+    outlook: what was estimated of memory and time beside what was measured, None where nothing can be said.
     """
 
     folder: Path
@@ -73,6 +75,7 @@ class RunResult:
     best: Path | None
     alarms: tuple[Finding, ...] = ()
     interventions: tuple[Intervention, ...] = ()
+    outlook: Outlook | None = None
 
 
 def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) -> RunResult:
@@ -116,6 +119,7 @@ def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen |
             state = loop.train(run, state)
             if state.episodes >= run.counts.episodes and not run.watch.stopped:
                 guard.forget(run, -1)
+            outlook = look_back(run, run.log.rows())
         except Exhausted as error:
             raise OutOfMemory(_explained(run, error)) from error
         finally:
@@ -124,7 +128,7 @@ def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen |
             run.sampler.close()
             for component in run.components:
                 component.close()
-    return summarise(folder, state, run.counts.episodes, run.watch.stopped)
+    return replace(summarise(folder, state, run.counts.episodes, run.watch.stopped), outlook=outlook)
 
 
 @contextmanager
@@ -231,7 +235,9 @@ def _built(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, st
 def _explained(run: Run, error: Exhausted) -> str:
     before = {name: max(size, error.peaks.get(name, 0.0)) for name, size in _peaks(run).items()}
     peaks = {**error.peaks, **before}
-    return explain(error.part, peaks, memory_limit(run.roles.actor.device), run.watch.facts)
+    expected = expect(run, [row for row in run.log.rows() if "length/mean" in row])
+    limit, facts = memory_limit(run.roles.actor.device), run.watch.facts
+    return explain(error.part, peaks, limit, facts, () if expected is None else expected.peaks)
 
 
 def _peaks(run: Run) -> dict[str, float]:

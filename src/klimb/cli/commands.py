@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -66,18 +66,30 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
 @CONFIG
 @OVERRIDES
 @click.option("--elsewhere", is_flag=True, help="Paths are another machine's: list missing ones instead of refusing.")
-def plan(config: Path, overrides: tuple[str, ...], elsewhere: bool) -> int:
-    """Check CONFIG, show every value with where it came from, the batch arithmetic and advice. Trains nothing.
+@click.option("--gpus", type=click.IntRange(min=1), help="Plan for so many GPUs (sets training.num_processes).")
+@click.option("--gpu-memory", type=click.FloatRange(min=0, min_open=True), help="GiB of each GPU. Default: 80.")
+@click.option("--assume-model", "assume", help="1.5b, 7b, 70b or a config.json, in place of the config's models.")
+@click.option("--response-tokens", type=click.IntRange(min=1), help="Mean response, for time. Default: half the limit.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Mean prompt. Default: the data's, or the limit.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="TFLOP/s of a product (a GPU: published).")
+@click.option("--measure", is_flag=True, help="Measure this CPU's rate (imports torch: seconds) instead of a kept one.")
+def plan(config: Path, overrides: tuple[str, ...], elsewhere: bool, **wishes: Any) -> int:
+    """Check CONFIG, show every value with where it came from, the batch arithmetic, advice, and what memory and time
+    the run will need: by phase, on this machine or on the GPUs that are named. Trains nothing.
 
     \b
     Example:
-      klimb plan recipes/article-7b.yaml --elsewhere
+      klimb plan recipes/article-7b.yaml --elsewhere --gpus 8 --gpu-memory 80 --assume-model 7b
       klimb plan recipes/arithmetic.yaml algorithm.use_pf_ppo=false
+
+    Memory is counted for prompts and responses at their limits, time for their means. docs/plan.md has the formulas.
     """
+    from klimb.cli.estimate import Wish
     from klimb.cli.plan import show_plan
     from klimb.config.load import load_config
 
-    show_plan(load_config(config, overrides), elsewhere)
+    wish = Wish(**wishes)
+    show_plan(load_config(config, (*overrides, *wish.overrides)), elsewhere, wish)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`klimb plan`: the resolved config with its origins, the batch arithmetic, what is forwarded, advice."""
+"""`klimb plan`: the resolved config with its origins, the batch arithmetic, passes, advice, memory and time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from klimb.cli.estimate import Wish, show_estimate
 from klimb.config import advice, counts
 from klimb.config.load import Loaded, known_keys, known_sections
 from klimb.config.paths import missing_paths
@@ -28,8 +29,11 @@ OTHER_AUTO = {
 PIPE_WIDTH = 200
 
 
-def show_plan(loaded: Loaded, elsewhere: bool) -> None:
-    """Print all of it. Raises ConfigError for missing paths unless they are elsewhere."""
+def show_plan(loaded: Loaded, elsewhere: bool, wish: Wish | None = None) -> None:
+    """Print all of it, and what it needs of the machine that is wished for.
+
+    Raises ConfigError for missing paths unless they are elsewhere.
+    """
     config, console = loaded.config, open_console()
     missing = [text for _, text in missing_paths(config)]
     if missing and not elsewhere:
@@ -44,6 +48,7 @@ def show_plan(loaded: Loaded, elsewhere: bool) -> None:
     for text in missing:
         console.print(Text(f"not on this machine: {text}", style="yellow"), soft_wrap=True)
     show_advice(console, config, posture)
+    show_estimate(console, config, wish or Wish())
 
 
 def open_console() -> Console:

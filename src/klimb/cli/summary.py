@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -13,9 +14,11 @@ from klimb.config.paths import check_runnable
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
 from klimb.console import plain
+from klimb.estimate.show import beside_lines
 
 if TYPE_CHECKING:
     from klimb.launch import RunResult
+    from klimb.outlook import Outlook
 
 NAMES = {"eval/reward": "held-out reward", "eval/accuracy": "held-out accuracy", "eval/pass_at_k": "held-out pass@k"}
 
@@ -29,6 +32,14 @@ def show_start(loaded: Loaded) -> None:
     console.print(Text(f"\nposture: {explain(loaded.config, posture)}"), soft_wrap=True)
     show_advice(console, loaded.config, posture)
     console.print()
+
+
+def show_outlook(console: Console, outlook: Outlook) -> None:
+    """Peaks and seconds of a step as measured, beside what `klimb plan` would have said of these lengths."""
+    peaks, seconds = outlook.forecast.peaks, outlook.forecast.seconds
+    console.print(Text("memory and time of a step, measured beside estimated (docs/plan.md):"), soft_wrap=True)
+    for line in beside_lines(outlook.peaks, peaks, outlook.seconds, seconds):
+        console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def show_summary(result: RunResult, config: RunConfig) -> None:
@@ -49,6 +60,8 @@ def show_summary(result: RunResult, config: RunConfig) -> None:
         posture = resolve(config)
         target = f", target {config.algorithm.kl_ctrl.target_kl:g}" if posture.kl_type != "fixed" else ""
         console.print(Text(f"mean KL of the second half: {result.kl:.4f} nats per token{target}"))
+    if result.outlook is not None:
+        show_outlook(console, result.outlook)
     if result.best is not None:
         console.print(Text(f"best checkpoint by {config.eval.metric}: {result.best}"), soft_wrap=True)
     for intervention in result.interventions:

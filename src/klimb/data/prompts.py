@@ -147,6 +147,11 @@ class PromptStream:
         return len(self._prompts)
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of every prompt of the data set."""
+        return tuple(len(prompt.token_ids) for prompt in self._prompts)
+
+    @property
     def epoch(self) -> float:
         """Passes over the data so far: 1.5 is half way through the second."""
         return self._epoch + self._position / len(self._prompts)

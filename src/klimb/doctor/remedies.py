@@ -318,36 +318,38 @@ def _nonfinite(seen: Seen, facts: Facts) -> list[Remedy]:
     ]
 
 
+FEWER_SLOTS = "Decode fewer answers at once"
+FEWER_ACTIVATIONS = "Keep fewer activations"
+SMALLER_MICRO = "Smaller micro-batches, as many more of them (the same train batch)"
+SMALLER_BUDGET = "A smaller token budget of one forward"
+OTHER_POSTURE = "Last of all the cached posture, one forward less; alignment may get worse"
+
+
 def memory_remedies(facts: Facts, part: str) -> list[Remedy]:
     """What to change when memory runs out, least harmful first; the posture last of all."""
     out: list[Remedy] = []
     if part == "rollout":
-        out.append(Remedy(text="Decode fewer answers at once", override="actor_rollout_ref.rollout_slots=32"))
+        out.append(Remedy(text=FEWER_SLOTS, override="actor_rollout_ref.rollout_slots=32"))
     elif facts.checkpointing is not True:
-        out.append(Remedy(text="Keep fewer activations", override="training.activation_checkpointing=true"))
+        out.append(Remedy(text=FEWER_ACTIVATIONS, override="training.activation_checkpointing=true"))
     micro, accumulation = facts.micro_batch, facts.accumulation
     if micro is not None and accumulation is not None and micro > 1 and micro % 2 == 0:
-        override = f"training.micro_batch_size={micro // 2} training.gradient_accumulation_steps={2 * accumulation}"
-        out.append(Remedy(text="Smaller micro-batches, as many more of them (the same train batch)", override=override))
+        out.append(Remedy(text=SMALLER_MICRO, override=halved_micro(micro, accumulation)))
     if part == "update" and facts.fallback is not True:
         text = "Or let a run that is short of memory halve them by itself"
         out.append(Remedy(text=text, override="training.micro_batch_fallback=true"))
-    out.append(
-        Remedy(
-            text="A smaller token budget of one forward", override="actor_rollout_ref.max_tokens_per_micro_batch=4096"
-        )
-    )
+    out.append(Remedy(text=SMALLER_BUDGET, override="actor_rollout_ref.max_tokens_per_micro_batch=4096"))
     if facts.offload is not True:
         text, override = "On a GPU keep in the host's memory what is not at work", " ".join(OFFLOAD)
         out.append(Remedy(text=text, override=override))
     if facts.explicit is not False:
-        out.append(
-            Remedy(
-                text="Last of all the cached posture, one forward less; alignment may get worse",
-                override="algorithm.use_pf_ppo=false",
-            )
-        )
+        out.append(Remedy(text=OTHER_POSTURE, override="algorithm.use_pf_ppo=false"))
     return out
+
+
+def halved_micro(micro: int, accumulation: int) -> str:
+    """The override that halves a micro-batch and keeps the train batch."""
+    return f"training.micro_batch_size={micro // 2} training.gradient_accumulation_steps={2 * accumulation}"
 
 
 REMEDIES: dict[str, Callable[[Seen, Facts], list[Remedy]]] = {

@@ -1,0 +1,52 @@
+"""From a case and the lengths that its run had to what `klimb plan` says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cases import SIZES, Case, cases, tree
+
+from klimb.config.counts import count
+from klimb.config.posture import resolve
+from klimb.config.schema import RunConfig
+from klimb.estimate.setup import Lengths, Models, Setup, make_setup
+from klimb.estimate.shapes import Shape
+
+KEPT = Path(__file__).with_name("measured.json")
+STEPS = 4
+
+
+def load() -> dict[str, tuple[Case, dict[str, Any]]]:
+    """Every case that was measured, with what was kept of it."""
+    found = json.loads(KEPT.read_text())
+    return {case.name: (case, found[case.name]) for case in cases() if case.name in found}
+
+
+def shape(case: Case) -> Shape:
+    s = SIZES[case.size]
+    return Shape(
+        layers=s.layers,
+        hidden=s.hidden,
+        intermediate=s.intermediate,
+        heads=s.heads,
+        key_heads=s.key_heads,
+        head_dim=s.hidden // s.heads,
+        vocab=s.vocab,
+        tied=True,
+    )
+
+
+def setup(case: Case, measured: dict[str, Any]) -> Setup:
+    """Lengths as they occurred: the means for time, the longest for memory."""
+    config = RunConfig.model_validate_json(json.dumps(tree(case, Path("nowhere"), STEPS)))
+    posture = resolve(config)
+    lengths = Lengths(
+        prompt=measured["prompt"],
+        longest_prompt=measured["prompt"],
+        response=measured["response_mean"],
+        longest_response=measured["response_longest"],
+        early=1.0 - measured["truncated"],
+    )
+    return make_setup(config, posture, count(config, posture), Models(actor=shape(case)), lengths, None)

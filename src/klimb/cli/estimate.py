@@ -1,0 +1,184 @@
+"""The part of `klimb plan` that speaks of memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from klimb import host
+from klimb.cli.prompts import LOOKED_AT, lengths
+from klimb.config.paths import model_folder
+from klimb.config.schema import RunConfig
+from klimb.errors import ConfigError
+from klimb.estimate import gpus
+from klimb.estimate.changes import Change, changes, enough_ranks
+from klimb.estimate.fitted import FITTED
+from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
+from klimb.estimate.setup import ENGINE_SHARE, Lengths, Models
+from klimb.estimate.shapes import assumed
+from klimb.estimate.show import GIB, duration, memory_lines, size, time_line, unit_of
+
+RESPONSE_SHARE = 0.5
+"""Of max_tokens, that a response has on average when nobody says: a run's own length/mean replaces it."""
+GPU_MEMORY = 80.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the command line says. gpu_memory in GiB (an 80 GB card has 80); rate in TFLOP/s."""
+
+    gpus: int | None = None
+    gpu_memory: float | None = None
+    assume: str | None = None
+    response_tokens: int | None = None
+    prompt_tokens: int | None = None
+    rate: float | None = None
+    measure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.measure and (self.rate is not None or self.is_elsewhere):
+            raise ConfigError("--measure measures this machine; leave --rate, --gpus and --gpu-memory out")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return self.gpus is not None or self.gpu_memory is not None
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What --gpus means in keys."""
+        if self.gpus is None:
+            return ()
+        trainer = "fsdp" if self.gpus > 1 else "single"
+        return (f"training.trainer={trainer}", f"training.num_processes={self.gpus}")
+
+    def machine(self) -> Machine:
+        rate = None if self.rate is None else self.rate * 1e12
+        if self.is_elsewhere:
+            return Machine(gpu_bytes=(self.gpu_memory or GPU_MEMORY) * GIB, rate=rate, cores=1)
+        cores = host.cores()
+        if self.measure:
+            from klimb.build import pick_device
+            from klimb.floor import measured_rate
+
+            device = pick_device()
+            import torch
+
+            rate = measured_rate(device, torch.float32)
+        return Machine(gpu_bytes=None, rate=rate or FITTED["rate"] * cores, cores=cores)
+
+
+def show_estimate(console: Console, config: RunConfig, wish: Wish) -> None:
+    """Memory by phase and part, whether it fits and what makes it fit, seconds of a step and hours of the run."""
+    models, name = _models(config, wish)
+    if models is None:
+        text = "memory and time: not told, the model's config.json is not on this machine; say --assume-model 7b"
+        console.print(Text(f"\n{text}, or the path of a config.json"), soft_wrap=True)
+        return
+    machine, means = wish.machine(), _lengths(config, wish)
+    found = forecast(config, models, bounded(means), means, machine)
+    for line in (*_memory(config, models, found, machine, means, name), *_time(config, found, machine, means, wish)):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _models(config: RunConfig, wish: Wish) -> tuple[Models | None, str]:
+    if wish.assume is not None:
+        shape, name = assumed(wish.assume)
+        return Models(actor=shape), name
+    return read_models(config), config.actor_rollout_ref.model_path
+
+
+def _lengths(config: RunConfig, wish: Wish) -> Lengths:
+    """Prompts as the data has them, where it can be read; else all at their limit."""
+    limit, longest_response = config.data.max_prompt_tokens, config.actor_rollout_ref.max_tokens
+    read = (
+        None if wish.prompt_tokens is not None else lengths(config, model_folder(config.actor_rollout_ref.model_path))
+    )
+    mean, longest = (float(limit), limit) if read is None else (read[0], min(read[1], limit))
+    return Lengths(
+        prompt=float(wish.prompt_tokens) if wish.prompt_tokens is not None else mean,
+        longest_prompt=max(longest, wish.prompt_tokens or 0),
+        response=float(min(wish.response_tokens or RESPONSE_SHARE * longest_response, longest_response)),
+        longest_response=longest_response,
+    )
+
+
+def _memory(
+    config: RunConfig, models: Models, found: Forecast, machine: Machine, means: Lengths, name: str
+) -> list[str]:
+    peaks, top = found.peaks, found.highest
+    where = "of this process" if machine.gpu_bytes is None else "of each GPU"
+    limit = machine.gpu_bytes or host.memory()
+    bounds = f"prompts of {means.longest_prompt:,} and responses of {means.longest_response:,} tokens"
+    lines = ["", f"memory {where}, {_count(models.actor.weights)} weights ({name}), {bounds}", ""]
+    lines += memory_lines(peaks, top.phase, "highest")
+    if limit is None:
+        return [*lines, "", "how much memory there is, this system does not say"]
+    unit, unit_name = unit_of(peaks)
+    there = f"{size(limit, unit)} {unit_name} there are"
+    if top.total <= limit:
+        lines += ["", f"fits: {size(top.total, unit)} of the {there}"]
+    else:
+        tried = changes(config, lambda c: setup_of(c, models, bounded(means), machine), limit)
+        lines += ["", f"does not fit: the {top.phase} needs {size(top.total, unit)}, {there}"]
+        lines += _remedies(config, tried, limit, machine, models, means)
+    if machine.gpu_bytes is None:
+        lines += ["a GPU is here and would be taken: plan for it with --gpus and --gpu-memory"] * host.has_gpu()
+    else:
+        lines.append("counted, not measured on a GPU: leave a tenth for what no part names (fragments, libraries)")
+        if config.actor_rollout_ref.rollout_provider == "vllm":
+            lines.append(f"engine: {ENGINE_SHARE:.0%} of each GPU, kept for as long as the run lives")
+    return lines
+
+
+def _count(weights: int) -> str:
+    return f"{weights / 1e9:.3g}B" if weights >= 1e9 else f"{weights / 1e6:.3g}M"
+
+
+def _remedies(
+    config: RunConfig, tried: Sequence[Change], limit: float, machine: Machine, models: Models, means: Lengths
+) -> list[str]:
+    """The changes in order, each with the number after it, and what is left to say when they do not suffice."""
+    lines = ["what makes it fit, each on top of the one before:"] if tried else []
+    for number, change in enumerate(tried, start=1):
+        after = f"{change.after.total / GIB:,.1f} GiB in the {change.after.phase}"
+        fits = ", fits" if change.after.total <= limit else ""
+        override = f":  {change.remedy.override}" if change.remedy.override else ""
+        lines.append(f"  {number}. {change.remedy.text}{override}  -> {after}{fits}")
+    available = [change for change in tried if change.available]
+    if available and available[-1].after.total <= limit:
+        return lines
+    if not tried or tried[-1].after.total > limit:
+        missing = (tried[-1].after.total if tried else limit) - limit
+        lines.append(
+            f"  these do not suffice: {missing / GIB:,.1f} GiB are missing" if tried else "  nothing to change"
+        )
+    if machine.gpu_bytes is None:
+        lines.append("  left: a smaller model, shorter responses (actor_rollout_ref.max_tokens), or another machine")
+        return lines
+    ranks = enough_ranks(config, lambda c: setup_of(c, models, bounded(means), machine), limit)
+    if ranks is not None:
+        lines.append(f"  with what this version has it fits on --gpus {ranks}")
+    else:
+        lines.append("  no number of such GPUs makes it fit: a smaller model, shorter responses, or larger GPUs")
+    return lines
+
+
+def _time(config: RunConfig, found: Forecast, machine: Machine, means: Lengths, wish: Wish) -> list[str]:
+    counts = counts_of(config)
+    total = sum(found.seconds.values()) * counts.episodes / counts.phase
+    said = "as said" if wish.response_tokens else f"taken as {RESPONSE_SHARE:.0%} of max_tokens (--response-tokens)"
+    source = "as said" if wish.prompt_tokens else f"of the first {LOOKED_AT} or at their limit (--prompt-tokens)"
+    lines = [
+        "",
+        f"time: {time_line(found.seconds)}",
+        f"  {duration(total)} for {counts.phases:,} steps; rewards by functions, evaluations and saving come on top",
+        f"  responses of {means.response:,.0f} tokens on average, {said}; prompts of {means.prompt:,.0f}, {source}",
+    ]
+    if machine.gpu_bytes is not None:
+        return [*lines, f"  {gpus.SOURCE}" + ("; the peak as said" if wish.rate else "")]
+    assert machine.rate is not None
+    how = "measured now" if wish.measure else "as said" if wish.rate else "kept from another machine: --measure, --rate"
+    return [*lines, f"  products at {machine.rate / 1e9:,.0f} GFLOP/s on {machine.cores} core(s), {how}"]
