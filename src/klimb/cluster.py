@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,10 +39,16 @@ def run_on_ray(
     if own:
         _connect(ray, cluster)
     resources = _resources(ray.cluster_resources(), num_workers, cluster)
-    notes = Notes.fresh(folder / ".ray")
+    notes, mailbox = Notes.fresh(folder / ".ray"), ray.remote(Mailbox).remote()
     trainer = TorchTrainer(
         _on_worker,
-        train_loop_config={"work": work, "arguments": arguments, "notes": notes.folder.resolve(), "place": os.getcwd()},
+        train_loop_config={
+            "work": work,
+            "arguments": arguments,
+            "notes": notes.folder.resolve(),
+            "place": os.getcwd(),
+            "mailbox": mailbox,
+        },
         scaling_config=ScalingConfig(
             num_workers=num_workers, use_gpu="GPU" in resources, resources_per_worker=resources
         ),
@@ -54,7 +60,7 @@ def run_on_ray(
         ),
     )
     try:
-        metrics = trainer.fit().metrics
+        trainer.fit()
     except Exception as error:
         notes.raise_error()
         raise KlimbError(
@@ -63,11 +69,24 @@ def run_on_ray(
         ) from error
     else:
         notes.raise_error()
-        return cast(T, (metrics or {})["result"])
+        return ray.get(mailbox.take.remote())
     finally:
         if own:
             ray.shutdown()
         shutil.rmtree(notes.folder, ignore_errors=True)
+
+
+class Mailbox:
+    """Where the first rank leaves its result: Ray Train hands on nothing but what came with a checkpoint of its own."""
+
+    def __init__(self) -> None:
+        self._content: Any = None
+
+    def leave(self, content: Any) -> None:
+        self._content = content
+
+    def take(self) -> Any:
+        return self._content
 
 
 def _connect(ray: Any, cluster: ClusterConfig) -> None:
@@ -100,6 +119,8 @@ def _on_worker(given: dict[str, Any]) -> None:
         os.chdir(place)  # paths in the config are relative to where the command was typed
     if torch.cuda.is_available():
         os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device()))
-    from ray import train
+    result = guarded(given["work"], given["arguments"], Notes(Path(given["notes"])))
+    if os.environ["RANK"] == "0":
+        import ray
 
-    train.report({"result": guarded(given["work"], given["arguments"], Notes(Path(given["notes"])))})
+        ray.get(given["mailbox"].leave.remote(result))

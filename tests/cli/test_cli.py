@@ -136,14 +136,21 @@ def test_plan_says_what_the_controller_can_reach(recipe: Path) -> None:
     assert re.search(r"target KL +0\.02 +nats per token; 41 per answer of max_tokens", output)
 
 
-def test_engines_of_later_versions_plan_but_do_not_train(recipe: Path) -> None:
-    later = ("training.trainer=fsdp", "actor_rollout_ref.rollout_provider=vllm")
-    output = klimb("plan", recipe, *later, "--elsewhere").stdout
-    assert "not in this version: training.trainer=fsdp" in output
+def test_what_ranks_do_not_do_yet_plans_but_does_not_train(recipe: Path) -> None:
+    fsdp = "training.trainer=fsdp"
+    later = (
+        "actor_rollout_ref.rollout_provider=vllm",
+        "training.offload.params=true",
+        "training.micro_batch_fallback=true",
+    )
+    output = klimb("plan", recipe, fsdp, *later, "--elsewhere").stdout
     assert "not in this version: actor_rollout_ref.rollout_provider=vllm beside trainer=fsdp" in output
-    assert "not in this version" not in klimb("plan", recipe, later[1], "--elsewhere").stdout
-    for overrides in (later[:1], later):
-        assert "which this version plans but does not run" in refused("train", recipe, *overrides)
+    assert "not in this version: training.offload beside trainer=fsdp" in output
+    assert "not in this version: training.micro_batch_fallback=true beside trainer=fsdp" in output
+    for override in ((fsdp,), later):
+        assert "not in this version" not in klimb("plan", recipe, *override, "--elsewhere").stdout
+    for override in later:
+        assert "fsdp" in refused("train", recipe, fsdp, override)
 
 
 def test_a_wrong_config_is_refused_by_every_command_that_reads_one(recipe: Path) -> None:

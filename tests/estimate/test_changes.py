@@ -66,7 +66,7 @@ def test_nothing_more_is_tried_once_it_fits() -> None:
     assert only.after.total <= first
 
 
-def test_the_optimizer_on_the_host_comes_after_the_forwards_and_is_not_in_this_version() -> None:
+def test_the_optimizer_on_the_host_comes_after_the_forwards_and_not_with_fsdp_in_this_version() -> None:
     found = changes(config(*EIGHT), of_size("7b"), 1.0)
     texts = [change.remedy.text for change in found]
     assert [change.available for change in found].count(False) == 1

@@ -17,7 +17,7 @@ from klimb.estimate import gpus
 from klimb.estimate.changes import Change, changes, enough_ranks
 from klimb.estimate.fitted import FITTED
 from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
-from klimb.estimate.setup import ENGINE_SHARE, Lengths, Models
+from klimb.estimate.setup import Lengths, Models
 from klimb.estimate.shapes import assumed
 from klimb.estimate.show import GIB, duration, memory_lines, size, time_line, unit_of
 
@@ -129,7 +129,8 @@ def _memory(
     else:
         lines.append("counted, not measured on a GPU: leave a tenth for what no part names (fragments, libraries)")
         if config.actor_rollout_ref.rollout_provider == "vllm":
-            lines.append(f"engine: {ENGINE_SHARE:.0%} of each GPU, kept for as long as the run lives")
+            share = config.actor_rollout_ref.vllm.memory_share
+            lines.append(f"engine: {share:.0%} of each GPU, kept for as long as the run lives")
     return lines
 
 

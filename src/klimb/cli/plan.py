@@ -149,13 +149,15 @@ def explain(config: RunConfig, posture: Posture) -> str:
 
 def later(config: RunConfig) -> list[str]:
     """Values this version plans but does not run."""
-    out: list[str] = []
-    if config.training.trainer != "single":
-        out.append(f"training.trainer={config.training.trainer}; klimb train refuses it")
-        if config.actor_rollout_ref.rollout_provider == "vllm":
-            beside = f"beside trainer={config.training.trainer}"
-            out.append(f"actor_rollout_ref.rollout_provider=vllm {beside}; klimb train refuses it")
-    return out
+    if config.training.trainer == "single":
+        return []
+    t = config.training
+    beside = {
+        "actor_rollout_ref.rollout_provider=vllm": config.actor_rollout_ref.rollout_provider == "vllm",
+        "training.offload": t.offload.params or t.offload.optimizer,
+        "training.micro_batch_fallback=true": t.micro_batch_fallback,
+    }
+    return [f"{key} beside trainer={t.trainer}; klimb train refuses it" for key, is_set in beside.items() if is_set]
 
 
 def _auto(key: str, posture: Posture) -> Any:

@@ -114,8 +114,10 @@ def _forwards(config: RunConfig, now: Setup, limit: float) -> Attempt:
 
 
 def _offload(config: RunConfig, now: Setup, limit: float) -> Attempt:
-    if now.kind == "cuda":
-        yield "Keep the optimizer's moments in the host's memory (not in this version)", None
+    if now.kind == "cuda" and config.training.trainer == "single":
+        yield "Keep the optimizer's moments in the host's memory", "training.offload.optimizer=true"
+    elif now.kind == "cuda":
+        yield "Keep the optimizer's moments in the host's memory (not with fsdp in this version)", None
 
 
 def _posture(config: RunConfig, now: Setup, limit: float) -> Attempt:

@@ -79,7 +79,8 @@ def _spread(setup: Setup, phase: str, parts: Mapping[str, float], fitted: Mappin
 
 def _lasting(s: Setup, fitted: Mapping[str, float]) -> dict[str, float]:
     """What is there in every phase: the weights of all roles, the moments of those that are trained."""
-    roles = [shape.weights for shape in (s.actor, s.reference) if shape is not None]
+    reference = s.reference if s.adapter is None else None  # with LoRA the actor without its adapter
+    roles = [s.adapter or 0, *(shape.weights for shape in (s.actor, reference) if shape is not None)]
     roles += [shape.body for shape in (s.critic, s.scorer) if shape is not None]
     return {
         "process": _process(s, fitted),
@@ -101,7 +102,8 @@ def _process(s: Setup, fitted: Mapping[str, float]) -> float:
 
 
 def trained_weights(s: Setup) -> int:
-    return s.actor.weights + (0 if s.critic is None else s.critic.body)
+    policy = s.actor.weights if s.adapter is None else s.adapter
+    return policy + (0 if s.critic is None else s.critic.body)
 
 
 def _rollout(s: Setup) -> dict[str, float]:
@@ -170,15 +172,16 @@ def _step(s: Setup, shape: Shape, with_head: bool) -> dict[str, float]:
     """Where a backward begins, all that the forward kept is there, and the gradients of the micro-batches before; where
     the last one ends, all gradients and, beside them, the embedding's newest."""
     p, several = s.passes(longest=True), s.micros() > 1
-    all_weights = shape.weights if with_head else shape.body
-    gradients = FLOAT * all_weights / s.ranks
+    frozen = with_head and s.adapter is not None
+    all_weights = s.adapter or 0 if frozen else shape.weights if with_head else shape.body
+    gradients, embedding = FLOAT * all_weights / s.ranks, 0.0 if frozen else FLOAT * shape.embedding
     beginning = {
-        "gradients": gradients if several else (FLOAT * shape.embedding / s.ranks if with_head and s.fused else 0.0),
+        "gradients": gradients if several else (embedding / s.ranks if with_head and s.fused else 0.0),
         "activations": kept_bytes(shape, p, s) + backward_bytes(shape, p.read, s),
         "head": head_step(shape, p.scored, s.fused) if with_head else FLOAT * shape.hidden * p.scored,
         "gathered": _gathered(s, shape),
     }
-    end = {"gradients": gradients, "activations": FLOAT * shape.embedding, "gathered": _gathered(s, shape)}
+    end = {"gradients": gradients, "activations": embedding, "gathered": _gathered(s, shape)}
     moments = FLOAT * 2 * all_weights / s.ranks if s.offloads and s.kind == "cuda" else 0.0
     stepping = {"gradients": gradients, "optimizer": moments}
     return max((beginning, end, stepping), key=lambda parts: sum(parts.values()))

@@ -22,8 +22,6 @@ SLOTS = {"cpu": 64, "cuda": 256}
 WHOLE_ROWS = ("gspo", "gmpo")
 """Policy losses that need whole rows first, so that the head goes the long way (algos.loss.OF_SINGLE_TOKENS has the
 others)."""
-ENGINE_SHARE = 0.5
-"""Share of a GPU's memory that a vllm engine takes, for as long as the run lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,8 @@ class Setup:
     kind: cpu or cuda. wide: bytes of a number in the compute dtype. scorer: of the reward model. phase, step: episodes
     of a rollout phase, of an optimizer step; rows, budget: most rows and tokens of one forward in the update;
     value_rows: most rows of the critic's pass before it; token_budget: most tokens of that and of the reward model's.
-    old: whether the old policy's forward is made. engine: bytes that a separate engine keeps.
+    old: whether the old policy's forward is made. engine: bytes that a separate engine keeps. adapter: weights that
+    LoRA trains in place of the actor's, which then are the reference's too; None without.
     """
 
     kind: str
@@ -89,6 +88,7 @@ class Setup:
     keeps_freed: bool
     engine: float | None
     offloads: bool = False
+    adapter: int | None = None
 
     @property
     def steps(self) -> int:
@@ -185,5 +185,7 @@ def make_setup(
         fused=a.policy_loss not in WHOLE_ROWS,
         checkpointing=t.activation_checkpointing,
         keeps_freed=t.keep_freed_memory is True or (t.keep_freed_memory == "auto" and kind == "cpu"),
-        engine=ENGINE_SHARE * gpu_bytes if separate and gpu_bytes is not None else None,
+        engine=r.vllm.memory_share * gpu_bytes if separate and gpu_bytes is not None else None,
+        offloads=t.offload.optimizer and kind == "cuda",
+        adapter=None if r.lora is None else r.lora.rank * models.actor.ends,
     )

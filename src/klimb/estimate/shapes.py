@@ -43,6 +43,12 @@ class Shape:
         return attention + (3 if self.gated else 2) * self.hidden * self.intermediate
 
     @property
+    def ends(self) -> int:
+        """Inputs and outputs of all matrices of all blocks: weights of an adapter of rank 1 on each."""
+        attention = 4 * self.hidden + 2 * self.queries + 2 * self.keys
+        return self.layers * (attention + (3 if self.gated else 2) * (self.hidden + self.intermediate))
+
+    @property
     def blocks(self) -> int:
         return self.layers * self.block
 
