@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from klimb.batch import Split, forward_lengths, split_phase
 from klimb.config.schema import LoraSettings, RunConfig
+from klimb.errors import KlimbError
 from klimb.learn import Roles, estimate_advantages, is_on_policy, score_tokens
 from klimb.models.attention import recompute_activations
-from klimb.models.load import Critic, body_of
+from klimb.models.load import body_of
 from klimb.models.lora import add_lora, weights_for_engine
 from klimb.models.sharded import shard, whole
 from klimb.processes import joined
@@ -95,7 +97,7 @@ def _phase(case: Case, seed: int) -> Batch:
     return make_phase(tiny_model(seed=seed), case.rewards)
 
 
-def five_steps_of_all(cases: Sequence[Case]) -> list[Outcome] | None:
+def five_steps_of_all(cases: Sequence[Case], again: bool) -> list[Outcome] | None:
     """In every rank; the first one's answer counts."""
     config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
     torch.set_num_threads(1)
@@ -107,4 +109,14 @@ def alone(case: Case) -> Outcome:
     return five_steps(case, ALONE)
 
 
-__all__ = ["COLUMNS", "RAGGED", "Case", "Critic", "Outcome", "alone", "five_steps_of_all"]
+def say_rank(word: str, again: bool) -> str:
+    return f"{word} {os.environ['RANK']} {again}"
+
+
+def fail_on(rank: int, again: bool) -> None:
+    """One rank refuses, the other waits for it."""
+    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
+    with joined(config) as ranks:
+        if ranks.rank == rank:
+            raise KlimbError(f"mistake of rank {rank}")
+        ranks.any(True)

@@ -47,6 +47,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("loop",),
     ("playground",),
     ("build", "processes"),
+    ("cluster",),
     ("launch", "export", "prepare"),
     ("report",),
     ("readers", "comparison"),

@@ -245,11 +245,7 @@ def build_run(
     on = Device(device=device, dtype=dtype, division=division)
     sampler = make_sampler(config, actor_model, tokenizer, on, data.longest + r.max_tokens)
     roles, wait = _offloaded(config, _roles(config, posture, actor_model, place), device, screen)
-    floor = Floor(
-        rate=measured_rate(device, dtype) * ranks.size,
-        actor=cost_of(actor_model),
-        critic=None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0),
-    )
+    floor = _floor(roles, measured_rate(device, dtype) * ranks.size)
     _prepare(roles, t.activation_checkpointing, division)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture).model_dump(mode="json")
@@ -323,6 +319,11 @@ def make_sampler(
         return HFSampler(model, tokenizer, num_slots, device.dtype)
     replica = ReplicaSampler(model, tokenizer, num_slots, device.dtype, device.device)
     return DividedSampler(replica, device.division.ranks)
+
+
+def _floor(roles: Roles, rate: float) -> Floor:
+    critic = None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0)
+    return Floor(rate=rate, actor=cost_of(roles.actor), critic=critic)
 
 
 def _prepare(roles: Roles, checkpointing: bool, division: Division | None) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -39,7 +39,7 @@ def run_on_ray(
     if own:
         _connect(ray, cluster)
     resources = _resources(ray.cluster_resources(), num_workers, cluster)
-    notes, mailbox = Notes.fresh(folder / ".ray"), ray.remote(Mailbox).remote()
+    notes, mailbox = Notes.fresh(folder / ".ray"), _mailbox(ray)
     trainer = TorchTrainer(
         _on_worker,
         train_loop_config={
@@ -69,7 +69,7 @@ def run_on_ray(
         ) from error
     else:
         notes.raise_error()
-        return ray.get(mailbox.take.remote())
+        return cast(T, ray.get(mailbox.take.remote()))
     finally:
         if own:
             ray.shutdown()
@@ -89,9 +89,13 @@ class Mailbox:
         return self._content
 
 
+def _mailbox(ray: Any) -> Any:
+    return ray.remote(Mailbox).remote()
+
+
 def _connect(ray: Any, cluster: ClusterConfig) -> None:
     try:
-        ray.init(address=cluster.address, logging_level=logging.WARNING, include_dashboard=False)
+        ray.init(address=cluster.address, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cluster.address is {cluster.address}, where no Ray cluster answers: {str(error).splitlines()[0]}. Start "
