@@ -54,8 +54,8 @@ def cases() -> list[Case]:
 
 
 def shapes(tokens: int) -> list[tuple[int, int, int]]:
-    """(prompt, its tokens, the answer's) of four rows, the first of them full: two answers to a prompt of 32 tokens, two
-    to one that fills half of the longest row."""
+    """(prompt, its tokens, the answer's) of four rows, the first of them full: two answers to a prompt of 32 tokens,
+    two to one that fills half of the longest row."""
     half = tokens // 2
     return [
         (0, SHORT_PROMPT, tokens - SHORT_PROMPT),
@@ -66,7 +66,7 @@ def shapes(tokens: int) -> list[tuple[int, int, int]]:
 
 
 def tree(case: Case, folder: Path) -> dict[str, Any]:
-    """The config of one phase of the recorded rows: two optimizer steps, so that the explicit posture makes its pass."""
+    """The config of one phase of the recorded rows. Two optimizer steps, or the explicit posture would skip its pass."""
     return {
         "actor_rollout_ref": {
             "model_path": str(folder / case.size),

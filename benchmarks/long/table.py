@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,13 @@ def growths(found: Kept) -> list[tuple[str, bool, str, list[float]]]:
                 continue
             for phase in PHASES:
                 sizes = [above(found[case.name], phase) for case in line]
-                ratios = [long / short for short, long in zip(sizes, sizes[1:], strict=False)]
+                ratios = [long / short for short, long in pairwise(sizes)]
                 out.append((line[0].posture, checkpointing, phase, ratios))
     return out
 
 
 def growth_lines(found: Kept) -> list[str]:
-    heads = [f"{long:,} by {short:,}" for short, long in zip(LENGTHS, LENGTHS[1:], strict=False)]
+    heads = [f"{long:,} by {short:,}" for short, long in pairwise(LENGTHS)]
     out = [f"| | checkpointing | phase | {' | '.join(heads)} |", f"| --- | --- | --- |{' --- |' * len(heads)}"]
     return out + [
         f"| {posture} | {'yes' if checkpointing else 'no'} | {phase} | {' | '.join(f'{r:.2f}' for r in ratios)} |"
@@ -115,7 +116,13 @@ def is_linear(found: Kept) -> bool:
 
 
 def whole_lines(row: dict[str, Any]) -> list[str]:
-    out = ["| phase of a step | peak, MiB | seconds |", "| --- | --- | --- |"]
+    """All that is kept of the whole run."""
+    lengths = ", ".join(f"{n:g}" for n in row["response_mean"])
+    metrics = "; ".join(f"{name} {', '.join(f'{x:.2g}' for x in values)}" for name, values in row["metrics"].items())
+    out = [
+        f"The whole run: {row['phases']} steps, mean response {lengths} tokens; {metrics}. Peaks of all its process:"
+    ]
+    out += ["", "| phase of a step | peak of the whole process, MiB | seconds |", "| --- | --- | --- |"]
     return out + [
         f"| {phase} | {mib(peak)} | {', '.join(f'{s:.1f}' for s in row['seconds'][phase])} |"
         for phase, peak in row["peak_bytes"].items()
@@ -132,11 +139,8 @@ def lines(found: Kept) -> list[str]:
     out += [*peaks(found), "", "What cached saves:", "", *savings(found), ""]
     out += ["Peaks by those of half as many tokens:", "", *growth_lines(found), ""]
     if WHOLE in found:
-        row = found[WHOLE]
-        lengths = ", ".join(f"{n:g}" for n in row["response_mean"])
-        out += [f"The whole run ({row['phases']} steps, mean response {lengths} tokens), all of its process:", ""]
-        out += [*whole_lines(row), ""]
-    said = f"Threads: {', '.join(map(str, threads))}; while the rows of the tables ran others used up to {busiest:.2f} cores."
+        out += [*whole_lines(found[WHOLE]), ""]
+    said = f"Threads: {', '.join(map(str, threads))}; while the phases ran, others used up to {busiest:.2f} cores."
     verdict = "at most linear" if is_linear(found) else f"NOT linear (more than {AT_MOST} for twice the tokens)"
     return [*out, f"{said} Growth with checkpointing: {verdict}."]
 
