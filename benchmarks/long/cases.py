@@ -66,7 +66,7 @@ def shapes(tokens: int) -> list[tuple[int, int, int]]:
 
 
 def tree(case: Case, folder: Path) -> dict[str, Any]:
-    """The config of one phase of the recorded rows. Two optimizer steps, or the explicit posture would skip its pass."""
+    """The config of one phase of the recorded rows: two optimizer steps, or explicit would skip its pass."""
     return {
         "actor_rollout_ref": {
             "model_path": str(folder / case.size),
@@ -132,7 +132,7 @@ def _build(size: str, folder: Path) -> None:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
         max_position_embeddings=POSITIONS, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
