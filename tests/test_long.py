@@ -22,13 +22,14 @@ DOCS = ROOT / "docs" / "long-context.md"
 
 
 def bench(*words: str) -> str:
-    """The output of one of the bench's programs, with large tensors in mappings of their own, as measure.py has it."""
+    """The output of one of the bench's programs, with large tensors in mappings of their own, as in measure.py; what is
+    large is less here, where models are tiny."""
     done = subprocess.run(
         [sys.executable, str(BENCH / words[0]), *words[1:]],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)},
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -58,7 +59,7 @@ def test_a_phase_with_a_row_of_8192_tokens_takes_at_most_twice_the_memory_of_409
     for part in ("score", "update"):
         assert above(long, part) < 2.2 * above(short, part)  # measured by pages of the process: a few percent off
     plain = phase(inputs, 8192, "explicit")
-    assert above(long, "update") < 0.9 * above(plain, "update")
+    assert above(long, "update") < 0.6 * above(plain, "update")
     assert long["grad_norm"] == plain["grad_norm"]  # recomputed to the last bit
 
 
@@ -67,7 +68,6 @@ def test_the_cached_posture_makes_no_pass_of_the_policy_over_long_rows(inputs: s
     explicit, cached = (phase(inputs, 2048, posture) for posture in ("explicit", "cached"))
     assert explicit["old_forwards"] == explicit["forwards"] > 0
     assert cached["old_forwards"] == 0
-    assert cached["seconds"]["score"] < explicit["seconds"]["score"]
 
 
 def test_the_kept_measurement_is_linear_and_the_docs_show_it() -> None:

@@ -99,6 +99,7 @@ def whole_tree(folder: Path) -> dict[str, Any]:
         "save_freq": WHOLE_EPISODES * WHOLE_PHASES,
         "resume": "never",
     }
+    out["data"] |= {"max_prompt_tokens": WHOLE_TOKENS}
     return out | {
         "logging": {"tensorboard": False, "samples_per_phase": 0},
         "run": {"dir": str(folder / "runs"), "name": "whole"},
