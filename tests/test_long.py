@@ -22,8 +22,7 @@ DOCS = ROOT / "docs" / "long-context.md"
 
 
 def bench(*words: str) -> str:
-    """The output of one of the bench's programs, with large tensors in mappings of their own, as in measure.py; what is
-    large is less here, where models are tiny."""
+    """The output of one of the bench's programs, with large tensors in mappings of their own, as in measure.py."""
     done = subprocess.run(
         [sys.executable, str(BENCH / words[0]), *words[1:]],
         capture_output=True,

@@ -1,5 +1,5 @@
 """Measure the cases of cases.py, one process after another with one thread each, and print the table. What is in
-measured.json already is not run again. About twenty-five minutes on an idle core.
+measured.json already is not run again. About half an hour on an idle core.
 
 python benchmarks/long/measure.py --whole --docs     # all that is missing, a whole run too; the table into the docs
 python benchmarks/long/measure.py --again            # everything anew
@@ -24,8 +24,8 @@ import table
 from cases import SIZES, Case, cases, whole_tree, write_inputs
 
 ONE = Path(__file__).with_name("one.py")
-OWN_MAPPINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""Each tensor of a MiB or more is a mapping of its own: a peak is then what is held, not where room was found."""
+OWN_MAPPINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
+"""Each tensor of 64 KiB or more is a mapping of its own: a peak is then what is held, not where room was found."""
 
 
 def run(command: list[str], threads: int, **environment: str) -> str:

@@ -4,7 +4,7 @@ peak memory and seconds as a run's own clock reads them, as one JSON line.
 python benchmarks/long/one.py FOLDER 8192 explicit|cached [--checkpointing] [--ppo] [--size 15m] [--threads 1]
 
 FOLDER: what `cases.py FOLDER` wrote. Token ids are made up and the sampler's log-probs are the model's own, so nothing
-is decoded; all else is what `klimb train` calls. Start the process with MALLOC_MMAP_THRESHOLD_=1048576, as measure.py
+is decoded; all else is what `klimb train` calls. Start the process with MALLOC_MMAP_THRESHOLD_=65536, as measure.py
 does: each large tensor is then a mapping of its own, and a peak is what a phase holds, not where room was found.
 """
 

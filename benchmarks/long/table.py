@@ -30,7 +30,7 @@ def load() -> Kept:
 
 
 def mib(number: float) -> str:
-    return f"{number / 2**20:,.0f}"
+    return f"{round(number / 2**20):,}"
 
 
 def above(row: dict[str, Any], phase: str) -> int:
