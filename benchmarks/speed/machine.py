@@ -70,7 +70,7 @@ def peak_mib() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def build_model(folder: Path) -> Path:
+def build_model(folder: Path, positions: int = 4096) -> Path:
     """A Qwen2-shaped model of 15M random weights (as Llama with biases: transformers gives Qwen2 folders a tokenizer of
     their own) and a tokenizer with one token per number, as a Hugging Face folder."""
     if (folder / "config.json").exists():
@@ -92,7 +92,7 @@ def build_model(folder: Path) -> Path:
         num_hidden_layers=6,
         num_attention_heads=6,
         num_key_value_heads=6,
-        max_position_embeddings=4096,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         attention_bias=True,
         pad_token_id=0,
