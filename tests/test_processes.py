@@ -4,7 +4,6 @@ the death of one."""
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -129,22 +128,12 @@ def _kill_a_rank(run: Path, killed: list[int]) -> None:
     while time.monotonic() < deadline:
         log = run / "metrics.jsonl"
         if log.exists() and len(log.read_text().splitlines()) >= 3:
-            for child in psutil.Process().children(recursive=True):
-                if _rank_of(child) == "1":
-                    os.kill(child.pid, signal.SIGKILL)
-                    killed.append(child.pid)
-                    return
+            ranks = [p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()]
+            second = max(ranks, key=lambda p: p.create_time())
+            second.kill()
+            killed.append(second.pid)
+            return
         time.sleep(0.02)
-
-
-def _rank_of(process: psutil.Process) -> str | None:
-    """Of a rank itself, not of the workers it starts in turn."""
-    try:
-        parent = process.parent()
-        own = parent is not None and parent.pid == os.getpid()
-        return process.environ().get("RANK") if own else None
-    except psutil.Error:
-        return None
 
 
 @pytest.mark.slow
