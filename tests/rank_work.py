@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from klimb.batch import Split, forward_lengths, split_phase
-from klimb.config.schema import LoraSettings, RunConfig
+from klimb.config.scale import LoraSettings
+from klimb.config.schema import RunConfig
 from klimb.errors import KlimbError
 from klimb.learn import Roles, estimate_advantages, is_on_policy, score_tokens
 from klimb.models.attention import recompute_activations

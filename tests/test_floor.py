@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from klimb.config.schema import LoraSettings
+from klimb.config.scale import LoraSettings
 from klimb.floor import Cost, Floor, Work, body_cost, cost_of, measured_rate
 from klimb.models.load import body_of, critic_from, head_of
 from klimb.models.lora import add_lora

@@ -166,6 +166,9 @@ def test_ranks_from_outside_are_counted_or_refused(
 ) -> None:
     of: Callable[..., RunConfig] = lambda **changes: tiny_config(*parts, tmp_path / "runs", **changes)  # noqa: E731
     assert as_started(of()).training.num_processes == 1
+    on_ray = as_started(of(**{"cluster.kind": "ray", "cluster.num_workers": 3})).training
+    assert (on_ray.trainer, on_ray.num_processes) == ("fsdp", 3)
+    assert as_started(of(**{"cluster.kind": "ray"})).training.num_processes == 1
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert as_started(of(**{"training.trainer": "fsdp"})).training.num_processes == 2

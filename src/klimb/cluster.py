@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from klimb.config.schema import ClusterConfig
+from klimb.config.scale import ClusterConfig
 from klimb.errors import ConfigError, KlimbError, MissingExtra
 from klimb.processes import Notes, guarded
 

@@ -44,8 +44,12 @@ def num_started() -> int:
 
 
 def as_started(config: RunConfig) -> RunConfig:
-    """The config with the number of ranks that were started from outside. ConfigError where they cannot be used."""
+    """The config with the number of ranks that were started from outside, or that Ray will start, which are always
+    fsdp's. ConfigError where they cannot be used."""
     started, t = num_started(), config.training
+    if config.cluster.kind == "ray" and not is_rank():
+        on_ray = {"trainer": "fsdp", "num_processes": config.num_ranks}
+        return config.model_copy(update={"training": t.model_copy(update=on_ray)})
     if not is_rank() or (t.trainer == "single" and started == 1):
         return config
     if t.trainer == "single":

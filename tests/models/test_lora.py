@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from klimb.algos.kl import estimate
-from klimb.config.schema import LoraSettings
+from klimb.config.scale import LoraSettings
 from klimb.errors import CheckpointError, ConfigError
 from klimb.learn import Roles, score_tokens
 from klimb.models import forward

@@ -74,7 +74,7 @@ def count(config: RunConfig, posture: Posture, num_prompts: int | None = None) -
             f"critic.warmup_phases is {config.critic.warmup_phases}, but the run has {len(sizes)} rollout phases, so "
             "the policy would never be trained; needed: fewer than the phases of the run"
         )
-    train_batch = t.micro_batch_size * t.gradient_accumulation_steps * t.num_processes
+    train_batch = t.micro_batch_size * t.gradient_accumulation_steps * config.num_ranks
     steps = [config.algorithm.ppo_epochs * -(-size // train_batch) for size in sizes]
     crossings = list(zip([0, *ends], ends, strict=False))
     saves = {b for a, b in crossings if due(a, b, t.save_freq)} | {episodes}
@@ -91,7 +91,7 @@ def count(config: RunConfig, posture: Posture, num_prompts: int | None = None) -
         optimizer_steps=sum(steps),
         checkpoints=len(saves),
         evals=(len(evals) + config.eval.before_training) if has_eval else 0,
-        ranks=t.num_processes,
+        ranks=config.num_ranks,
     )
 
 

@@ -31,6 +31,7 @@ def inert(config: RunConfig, posture: Posture, counts: Counts) -> list[tuple[str
         _engine(config),
         _elsewhere(config),
         _offload(config, posture),
+        _cluster(config),
     )
     reasons: dict[str, str] = {}
     for key, why in (found for room in rooms for found in room):
@@ -126,6 +127,16 @@ def _offload(config: RunConfig, p: Posture) -> Why:
         and config.reward_model.model_path is None
     ):
         yield "training.offload.params", "there is no critic, no reward model and no reference beside the policy"
+
+
+def _cluster(config: RunConfig) -> Why:
+    if config.cluster.kind == "local":
+        for key in ("address", "num_workers", "gpus_per_worker"):
+            yield f"cluster.{key}", "cluster.kind is local"
+        if config.training.trainer == "single":
+            yield "cluster.max_restarts", "training.trainer is single: there are no ranks to start again"
+    elif config.cluster.num_workers is not None:
+        yield "training.num_processes", "cluster.num_workers says how many ranks Ray starts"
 
 
 def _elsewhere(config: RunConfig) -> Why:

@@ -14,26 +14,7 @@ from pydantic import Field, model_validator
 
 from klimb.config.algorithm import AlgorithmConfig, OverlongPenalty
 from klimb.config.base import Auto, Finite, NonNegative, Positive, PositiveFloat, Section, Strings, Unit
-
-
-class VLLMConfig(Section):
-    """`actor_rollout_ref.vllm`: the vllm engine; read where rollout_provider is vllm."""
-
-    memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of a GPU's memory for the engine's weights and cache; on a CPU rollout_slots alone size the cache."""
-    tensor_parallel: Positive = 1
-    """GPUs that one copy of the weights is spread over."""
-
-
-class LoraSettings(Section):
-    """`actor_rollout_ref.lora`: train a small adapter, keep the model as it is. There is no dropout in klimb."""
-
-    rank: Positive = 16
-    """Columns of the adapter's matrices: how much it can say."""
-    alpha: Positive = 32
-    """What the adapter adds is multiplied by alpha / rank."""
-    target_modules: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | Literal["all-linear"] = "all-linear"
-    """Linear layers that get an adapter, by their last names (q_proj) or whole ones; all-linear: all but the head."""
+from klimb.config.scale import ClusterConfig, LoraSettings, OffloadConfig, VLLMConfig
 
 
 class RolloutConfig(Section):
@@ -169,15 +150,6 @@ class DataConfig(Section):
     """Draw a new order each epoch, a function of (seed, epoch); false: the file's order."""
 
 
-class OffloadConfig(Section):
-    """`training.offload`: keep what is not at work in the host's memory; on a CPU it is there anyway."""
-
-    params: bool = False
-    """Move reference, critic and reward model to the GPU for their passes only."""
-    optimizer: bool = False
-    """Move the optimizers' states to the GPU for the optimizer steps only."""
-
-
 class TrainingConfig(Section):
     """`training`: optimizer, lengths and checkpoints."""
 
@@ -271,21 +243,6 @@ class LoggingConfig(Section):
     """Episodes written to samples.jsonl each phase, 0: none."""
 
 
-class ClusterConfig(Section):
-    """`cluster`: where the ranks run."""
-
-    kind: Literal["local", "ray"] = "local"
-    """local: on this machine. ray: on the machines of a Ray cluster; docs/cluster.md."""
-    address: str | None = None
-    """ray: host:port of the head, or auto for the cluster of this machine; null: one of this machine alone."""
-    num_workers: Positive | None = None
-    """ray: ranks; null: training.num_processes."""
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 1
-    """ray: GPUs of each rank, where the cluster has any."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Times that all ranks start again from the newest checkpoint after one has died."""
-
-
 class FolderConfig(Section):
     """`run`: where the run lives."""
 
@@ -350,6 +307,12 @@ class RunConfig(Section):
         return load_config(path, overrides).config
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that the run is started with here."""
+        on_ray = self.cluster.num_workers if self.cluster.kind == "ray" else None
+        return on_ray or self.training.num_processes
+
+    @property
     def needs_critic(self) -> bool:
         return self.algorithm.estimator.needs_critic
 
@@ -386,7 +349,7 @@ class RunConfig(Section):
     def _check(self) -> Self:
         if self.eval.metric == "pass_at_k" and self.eval.samples_per_prompt == 1:
             raise ValueError("eval.metric is pass_at_k but eval.samples_per_prompt is 1; set it above 1")
-        if self.training.trainer == "single" and self.training.num_processes != 1:
+        if self.training.trainer == "single" and self.training.num_processes != 1 and self.cluster.kind == "local":
             raise ValueError(
                 f"training.num_processes is {self.training.num_processes} but training.trainer is single; "
                 "set num_processes to 1, or trainer to fsdp"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from klimb.config.schema import LoraSettings
+from klimb.config.scale import LoraSettings
 from klimb.errors import CheckpointError, ConfigError, MissingExtra
 from klimb.models.load import body_of, head_of
 from klimb.models.sharded import put, whole
