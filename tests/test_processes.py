@@ -4,6 +4,7 @@ the death of one."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -134,6 +135,36 @@ def _kill_a_rank(run: Path, killed: list[int]) -> None:
             killed.append(second.pid)
             return
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_that_are_asked_to_stop_end_between_two_turns(
+    parts: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C reaches the whole group of a terminal, SIGTERM only the process that was started."""
+    config = config_of(parts, tmp_path / "runs", 2, **{"training.save_freq": 1000, "training.total_episodes": 2000})
+    assert config.training.num_processes == 2
+    process = subprocess.Popen(
+        [sys.executable, "-m", "klimb", "train", str(tmp_path / "runs.yaml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 3 "):
+            break
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output[-2000:]
+    saved = [checkpoint.step_of(path) for path in checkpoint.listed(tmp_path / "runs" / "run" / "checkpoints")]
+    assert saved[-1] == rows(tmp_path / "runs" / "run")[-1]["step"]
 
 
 @pytest.mark.slow
