@@ -66,7 +66,7 @@ def kept(rows: list[dict[str, Any]], case: Case) -> dict[str, Any]:
         "response_longest": int(max(row["length/max"] for row in rows)),
         "truncated": round(statistics.mean(row["length/truncated"] for row in rows), 4),
         "prompt": case.prompt,
-        "rate": round(rows[0]["perf/rate"]),
+        "rate": round(rows[0]["perf/rate"] / case.ranks),  # logged for all ranks together
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ STEPS = 4
 
 
 def load() -> dict[str, tuple[Case, dict[str, Any]]]:
-    """Every case that was measured, with what was kept of it."""
-    found = json.loads(KEPT.read_text())
-    return {case.name: (case, found[case.name]) for case in cases() if case.name in found}
+    """Every case that was measured, with what was kept of it, and the machine's rate.
+
+    That is the median of what the runs with as many ranks measured when they started: a single measurement swings by a
+    third on a shared machine, more than a step does."""
+    kept = json.loads(KEPT.read_text())
+    found = {case.name: (case, kept[case.name]) for case in cases() if case.name in kept}
+    rates = {
+        ranks: statistics.median(float(m["rate"]) for case, m in found.values() if case.ranks == ranks)
+        for ranks in {case.ranks for case, _ in found.values()}
+    }
+    return {name: (case, {**m, "rate": rates[case.ranks]}) for name, (case, m) in found.items()}
 
 
 def shape(case: Case) -> Shape:

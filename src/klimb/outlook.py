@@ -59,7 +59,7 @@ def expect(run: Run, steps: Rows) -> Forecast | None:
     )
     machine = Machine(
         gpu_bytes=memory_limit(device) if device.type == "cuda" else None,
-        rate=run.floor.rate if device.type == "cpu" else None,
+        rate=run.floor.rate / run.ranks.size if device.type == "cpu" else None,
         cores=torch.get_num_threads(),
     )
     return forecast(run.config, models, means if steps else bounded(means), means, machine)
