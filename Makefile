@@ -1,6 +1,7 @@
 # make demo        environment, playground, a PPO run and its report             minutes
-# make test        everything the project checks                                 under 30 minutes
+# make test        everything the project checks                                 about half an hour
 # make test-vllm   the vllm engine, in an environment of its own                 minutes, the first time more
+# make test-ray    ranks on a Ray cluster of this machine: killed workers, lost nodes   minutes, alone
 # make check       format, lint, types and the quick tests                       under 5 minutes
 # make bench       speed and memory beside plain transformers, TRL and vLLM      about an hour, alone
 # make fix         format and mend what can be mended
@@ -15,7 +16,7 @@ VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.klimb-installed
 
-.PHONY: demo test test-vllm check bench fix clean
+.PHONY: demo test test-vllm test-ray check bench fix clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,7 +40,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest $(TWO) -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not gpu and not ray"
 
 test: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -48,11 +49,14 @@ test: $(STAMP)
 	$(BIN)/klimb prepare playground
 	$(BIN)/coverage run --branch --source=src/klimb/algos -m pytest tests/algos
 	$(BIN)/coverage report -m --fail-under=100
-	$(BIN)/python -m pytest $(TWO) -m "not gpu" --ignore tests/algos
+	$(BIN)/python -m pytest -m "not gpu and not ray" --ignore tests/algos
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/klimb prepare playground
 	$(VLLM_BIN)/python -m pytest -m vllm tests/rollout/test_vllm.py tests/rollout/test_vllm_runs.py
+
+test-ray: $(STAMP)
+	$(BIN)/python -m pytest -m ray tests/test_cluster.py
 
 bench: $(STAMP)
 	OMP_PROC_BIND=true $(BIN)/python benchmarks/speed/bench.py

@@ -21,7 +21,7 @@ from tests.test_processes import config_of, largest_difference
 from tests.tiny_runs import build_tiny_model, rows, write_inputs
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install 'klimb[ray]'")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 ON_RAY = {"cluster.kind": "ray"}
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
