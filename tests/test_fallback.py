@@ -118,7 +118,7 @@ def test_a_step_that_failed_half_way_gives_the_gradient_and_the_metrics_of_one_t
             for body in (roles.actor.base_model, roles.critic.body):
                 body.register_forward_hook(refusing_the(2))
         fallback = Fallback(on=True)
-        metrics = update(actor, critic, train, cut, recipe, 0.1, fallback)
+        metrics = update(actor, critic, train, cut, recipe, 0.1, fallback=fallback)
         assert fallback.halvings == (2 if fails else 0), "one for each model"
         assert metrics.pop("update/micro_halvings") == fallback.halvings
         found.append((of_actor[0], of_critic[0], metrics))

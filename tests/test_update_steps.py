@@ -11,8 +11,9 @@ from torch.optim.adam import Adam
 
 from klimb.learn import Roles
 from klimb.models.load import critic_from
+from klimb.ranks import ALONE
 from klimb.types import Batch, TrainBatch
-from klimb.update import Schedule, Tally, Trainable, _step, update
+from klimb.update import Schedule, Tally, Trainable, Work, _step, update
 from tests.tiny_models import adamw, apart_roles, make_phase, make_recipe, split_of, tiny_model, train_batch, weights_of
 
 RECIPE = make_recipe(adv_estimator="gae", temperature=0.8)
@@ -103,8 +104,10 @@ def test_the_rate_of_every_step(kind: str, warmup: int, want: dict[int, float]) 
     assert steps == sorted(steps, reverse=True)
 
 
-def test_case_CR_05_an_optimizer_that_comes_back_goes_on_with_moments_and_rate() -> None:
+def test_case_CR_05_an_optimizer_that_comes_back_goes_on_with_moments_and_rate(batch: Batch, roles: Roles) -> None:
     """One weight, given gradients, real Adam behind Trainable; after two updates into a fresh one."""
+    cut = split_of(batch, step=7, micro=4)
+    work = Work.of(train_batch(batch, cut, roles, RECIPE), cut[0][0], RECIPE, ALONE)
 
     def fresh(value: float) -> Trainable:
         module = nn.Linear(1, 1, bias=False)
@@ -115,7 +118,7 @@ def test_case_CR_05_an_optimizer_that_comes_back_goes_on_with_moments_and_rate()
     def step(trainable: Trainable, gradient: float) -> float:
         weight = next(trainable.module.parameters())
         (weight.sum() * gradient).backward()
-        _step(trainable, True, 1e9, "policy", {}, Tally())
+        _step(trainable, True, "policy", {}, Tally(), work)
         return float(weight.detach())
 
     first = fresh(1.0)

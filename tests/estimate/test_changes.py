@@ -70,7 +70,7 @@ def test_the_optimizer_on_the_host_comes_after_the_forwards_and_not_with_fsdp_in
     found = changes(config(*EIGHT), of_size("7b"), 1.0)
     texts = [change.remedy.text for change in found]
     assert [change.available for change in found].count(False) == 1
-    assert "not in this version" in texts[-1]
+    assert "not with fsdp in this version" in texts[-1]
     assert texts[0] == memory_remedies(Facts(), "update")[0].text
 
 
