@@ -104,7 +104,7 @@ def test_stopping_and_resuming_changes_nothing(parts: tuple[Path, Path], tmp_pat
             if (checkpoint.step_of(path) or 0) > 3:
                 (path / "manifest.json").unlink()
         run(parts, tmp_path / name, **changes, **{"run.name": "halves"})
-        assert same_files(halves, whole.folder, *ADAPTER, "critic/model.safetensors", "optimizer.pt")
+        assert same_files(halves, whole.folder, *ADAPTER, "critic/model.safetensors", "optimizer/model.safetensors")
         assert rows(halves) == rows(whole.folder)
         assert (halves / "samples.jsonl").read_bytes() == (whole.folder / "samples.jsonl").read_bytes()
 
@@ -139,7 +139,7 @@ def test_a_run_killed_again_and_again_ends_bit_identical(parts: tuple[Path, Path
         process.wait()
     assert kills >= 2
     assert start(configs[1]).wait(200) == 0, log.read_text()[-2000:]
-    assert same_files(folder, tmp_path / "whole" / "run", *ADAPTER, "optimizer.pt")
+    assert same_files(folder, tmp_path / "whole" / "run", *ADAPTER, "optimizer/model.safetensors")
     assert rows(folder) == rows(tmp_path / "whole" / "run")
 
 
