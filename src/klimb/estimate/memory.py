@@ -19,7 +19,7 @@ FLOAT = 4
 PACKED_PRODUCTS = 5
 """Shapes of products in a decode step: queries with keys and values, output, gate with up, down, and the head."""
 KERNEL_BYTES = 568 * 1024
-"""Of the code for one size, whatever the matrix (benchmarks/plan/kernels.py measures it)."""
+"""Of the code for one size, whatever the matrix (benchmarks/plan/packed_products.py measures it)."""
 KERNELS_KEPT = 1024
 """As many oneDNN keeps (its primitive cache's capacity)."""
 PARTS = (

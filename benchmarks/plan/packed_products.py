@@ -1,6 +1,6 @@
 """Bytes that oneDNN keeps for every size of a product on packed weights: KERNEL_BYTES of klimb.estimate.memory.
 
-python benchmarks/plan/kernels.py
+python benchmarks/plan/packed_products.py
 
 Resident memory before and after one product of every row count from 1 to ROWS, for each of a few matrices.
 """
