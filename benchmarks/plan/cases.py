@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,14 +156,12 @@ def write_inputs(folder: Path) -> None:
 
 
 def _build(size: Size, folder: Path) -> None:
-    """One token per number, as in benchmarks/speed/machine.py."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, size.vocab)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    sys.path.append(str(Path(__file__).parents[1] / "speed"))
+    from machine import word_tokenizer
+
     torch.manual_seed(WORDS_SEED)
     config = LlamaConfig(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.intermediate,
@@ -170,9 +169,7 @@ def _build(size: Size, folder: Path) -> None:
         max_position_embeddings=1024, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
-    ).save_pretrained(folder)
+    word_tokenizer(size.vocab).save_pretrained(folder)
 
 
 if __name__ == "__main__":

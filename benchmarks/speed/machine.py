@@ -70,20 +70,26 @@ def peak_mib() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
+def word_tokenizer(vocab: int) -> Any:
+    """One token per number: w3, w4 and so on, behind pad, start and end."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+    )
+
+
 def build_model(folder: Path, positions: int = 4096) -> Path:
     """A Qwen2-shaped model of 15M random weights (as Llama with biases: transformers gives Qwen2 folders a tokenizer of
     their own) and a tokenizer with one token per number, as a Hugging Face folder."""
     if (folder / "config.json").exists():
         return folder
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
-    )
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -100,7 +106,7 @@ def build_model(folder: Path, positions: int = 4096) -> Path:
         eos_token_id=2,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    word_tokenizer(VOCAB).save_pretrained(folder)
     return folder
 
 

@@ -239,7 +239,7 @@ def build_run(
     components = build_components(config, pool, tokenizer, device, division)
     _check_eval(config, data, components)
     # Models to be divided are loaded whole into host memory: of the device's each rank needs its part only.
-    place = device if division is None else torch.device("cpu")
+    place = device if division is None else HOST
     actor_model = load_policy(config, actor_folder, place)
     check_context(data.longest, r.max_tokens, context_limit(actor_model))
     on = Device(device=device, dtype=dtype, division=division)

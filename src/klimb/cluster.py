@@ -16,7 +16,7 @@ import torch
 
 from klimb.config.scale import ClusterConfig
 from klimb.errors import ConfigError, KlimbError, MissingExtra
-from klimb.processes import Notes, guarded
+from klimb.processes import Notes, backend, guarded
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def run_on_ray(
         scaling_config=ScalingConfig(
             num_workers=num_workers, use_gpu="GPU" in resources, resources_per_worker=resources
         ),
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if "GPU" in resources else "gloo"),
+        torch_config=TorchConfig(backend=backend("GPU" in resources)),
         run_config=RunConfig(
             name="train",
             storage_path=str(notes.folder.resolve()),

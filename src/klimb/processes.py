@@ -31,6 +31,11 @@ PATIENCE = timedelta(minutes=30)
 """How long a rank waits for another in one collective: a reward may take its time, a hang must end."""
 
 
+def backend(with_gpu: bool) -> str:
+    """What torch.distributed moves tensors by: objects and tensors of the host go by gloo everywhere."""
+    return "cpu:gloo,cuda:nccl" if with_gpu else "gloo"
+
+
 def is_rank() -> bool:
     """Whether somebody started this process as one of several."""
     return dist.is_initialized() or ("RANK" in os.environ and "WORLD_SIZE" in os.environ)
@@ -75,8 +80,7 @@ def joined(config: RunConfig) -> Generator[Ranks]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if own:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend(torch.cuda.is_available()), timeout=PATIENCE)
     try:
         yield Ranks(rank=dist.get_rank(), size=dist.get_world_size())
     finally:
@@ -165,12 +169,12 @@ def _died(error: Any, num_processes: int, max_restarts: int) -> Exception:
     if isinstance(first.message, dict):
         told: dict[str, Any] = first.message
         return RuntimeError(f"rank {rank}: {told.get('extraInfo', {}).get('py_callstack', told.get('message'))}")
+    who = f"rank {rank} of {num_processes}"
+    if first.exitcode >= 0:
+        return KlimbError(f"{who} ended with exit code {first.exitcode}; its output is above")
     return KlimbError(
-        f"rank {rank} of {num_processes} was ended by signal {-first.exitcode}, more often than cluster.max_restarts "
-        f"({max_restarts}) allows. If nobody killed it, memory ran out. The same command goes on from the newest "
-        "checkpoint"
-        if first.exitcode < 0
-        else f"rank {rank} of {num_processes} ended with exit code {first.exitcode}; its output is above"
+        f"{who} was ended by signal {-first.exitcode}, more often than cluster.max_restarts ({max_restarts}) allows. "
+        "If nobody killed it, memory ran out. The same command goes on from the newest checkpoint"
     )
 
 

@@ -34,7 +34,7 @@ def save_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Opti
     first step."""
     states = _states(optimizers)
     ranks.first(lambda: folder.mkdir(parents=True, exist_ok=True))
-    if not any(is_sharded(module) for module, _ in optimizers.values()):
+    if not _any_sharded(optimizers):
         ranks.first(lambda: save_file(states, folder / "model.safetensors"))
     elif states:
         with _as_os_errors():
@@ -43,17 +43,17 @@ def save_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Opti
 
 def load_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Optimizer]]) -> None:
     """Put the states into the optimizers, in place; what was not there when they were written is forgotten."""
-    saved = {name for file in folder.glob("*.safetensors") for name in _names(file)}
+    files = list(folder.glob("*.safetensors"))
+    saved = {name for file in files for name in _names(file)}
     for role, (module, optimizer) in optimizers.items():
         optimizer.state.clear()
         for name, parameter in _trained(module):
             keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{role}.{name}.{key}" in saved]
             for key in keys:
-                fresh = torch.zeros((), dtype=torch.float32) if key == "step" else torch.zeros_like(parameter)
-                optimizer.state[parameter][key] = fresh.to(parameter.device) if key == "step" else fresh.detach()
+                count = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                optimizer.state[parameter][key] = count if key == "step" else torch.zeros_like(parameter.detach())
     states = _states(optimizers)
-    files = list(folder.glob("*.safetensors"))
-    if len(files) == 1 and not any(is_sharded(module) for module, _ in optimizers.values()):
+    if len(files) == 1 and not _any_sharded(optimizers):
         for name, value in load_file(files[0]).items():
             states[name].copy_(value)
     elif states:
@@ -63,11 +63,10 @@ def load_optimizers(folder: Path, optimizers: Mapping[str, tuple[nn.Module, Opti
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Divided weights as the one file of a Hugging Face folder; tied ones once."""
-    parts = folder / "sharded"
     with _as_os_errors():
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=True)
         save(dict(weights), storage_writer=writer)
-    ranks.first(lambda: _rename(folder, parts))
+    ranks.first(lambda: _rename(folder))
 
 
 def load_weights(folder: Path, module: nn.Module) -> None:
@@ -81,9 +80,13 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(p, DTensor) for p in module.parameters())
 
 
-def _rename(folder: Path, parts: Path) -> None:
-    """To the name that transformers writes for a model of one file."""
-    shutil.rmtree(parts)
+def _any_sharded(optimizers: Mapping[str, tuple[nn.Module, Optimizer]]) -> bool:
+    return any(is_sharded(module) for module, _ in optimizers.values())
+
+
+def _rename(folder: Path) -> None:
+    """To the name that transformers writes for a model of one file, without the parts it was joined from."""
+    shutil.rmtree(folder / "sharded")
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     (file,) = set(index["weight_map"].values())
     (folder / file).rename(folder / "model.safetensors")

@@ -279,7 +279,7 @@ class Losses:
         for name, value in losses.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value.detach())
         self.tally.add_stats("policy", stats)
-        return total if self.scale == 1 else total * self.scale
+        return total * self.scale
 
 
 def _actor_step(
@@ -323,7 +323,6 @@ def _critic_step(critic: Trainable, work: Work, tally: Tally, fallback: Fallback
 
 def _critic_gradient(module: Critic, work: Work, tally: Tally) -> tuple[bool, float]:
     """Whether all of this rank's losses were finite, and their sum."""
-    scale = work.ranks.size
     finite, total_loss = True, 0.0
     for turn, part, weight in work.parts(module.device):
         assert part.values is not None and part.returns is not None
@@ -331,7 +330,7 @@ def _critic_gradient(module: Critic, work: Work, tally: Tally) -> tuple[bool, fl
         token_loss, stats = value_loss(values, part.values, part.returns, work.recipe.value_clip, part.mask)
         loss = (token_loss * weight).sum()
         finite = finite and bool(torch.isfinite(loss))
-        (loss if scale == 1 else loss * scale).backward()
+        (loss * work.ranks.size).backward()
         total_loss += float(loss.detach())
         if not turn.is_filler:
             tally.add_stats("value", stats)

@@ -12,7 +12,7 @@ from rich.text import Text
 from klimb.cli.estimate import Wish, show_estimate
 from klimb.config import advice, counts
 from klimb.config.load import Loaded, known_keys, known_sections
-from klimb.config.paths import missing_paths
+from klimb.config.paths import missing_paths, only_alone
 from klimb.config.posture import AUTO_KEYS, Posture, resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
@@ -149,15 +149,8 @@ def explain(config: RunConfig, posture: Posture) -> str:
 
 def later(config: RunConfig) -> list[str]:
     """Values this version plans but does not run."""
-    if config.training.trainer == "single":
-        return []
-    t = config.training
-    beside = {
-        "actor_rollout_ref.rollout_provider=vllm": config.actor_rollout_ref.rollout_provider == "vllm",
-        "training.offload": t.offload.params or t.offload.optimizer,
-        "training.micro_batch_fallback=true": t.micro_batch_fallback,
-    }
-    return [f"{key} beside trainer={t.trainer}; klimb train refuses it" for key, is_set in beside.items() if is_set]
+    trainer = config.training.trainer
+    return [f"{key} beside trainer={trainer}; klimb train refuses it" for key in only_alone(config)]
 
 
 def _auto(key: str, posture: Posture) -> Any:

@@ -94,6 +94,9 @@ def _nearest(path: Path) -> str:
     return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 
+VLLM = "actor_rollout_ref.rollout_provider=vllm"
+
+
 def check_runnable(config: RunConfig) -> None:
     """Everything that can be refused before torch is imported. Raises ConfigError or MissingExtra."""
     _check_engine(config)
@@ -118,7 +121,7 @@ def _check_engine(config: RunConfig) -> None:
     key = "actor_rollout_ref.rollout_provider"
     if config.actor_rollout_ref.rollout_provider != "vllm":
         return
-    if config.training.trainer != "single":
+    if VLLM in only_alone(config):
         raise ConfigError(
             f"{key} is vllm and training.trainer is {config.training.trainer}, which this version plans but does not "
             f"run together; set {key}=hf or training.trainer=single"
@@ -127,20 +130,27 @@ def _check_engine(config: RunConfig) -> None:
         raise MissingExtra("vllm", "vllm", f"{key}=vllm")
 
 
+def only_alone(config: RunConfig) -> list[str]:
+    """What is set beside trainer fsdp that this version does in one process only."""
+    t = config.training
+    if t.trainer == "single":
+        return []
+    found = {
+        VLLM: config.actor_rollout_ref.rollout_provider == "vllm",
+        "training.offload": t.offload.params or t.offload.optimizer,
+        "training.micro_batch_fallback=true": t.micro_batch_fallback,
+    }
+    return [key for key, is_set in found.items() if is_set]
+
+
 def _check_one_process(config: RunConfig) -> None:
     """Refuse what one process does and several ranks do not."""
-    if config.training.trainer == "single":
-        return
-    offload = config.training.offload
-    for key, on in (
-        ("training.offload", offload.params or offload.optimizer),
-        ("training.micro_batch_fallback", config.training.micro_batch_fallback),
-    ):
-        if on:
-            raise ConfigError(
-                f"{key} is set and training.trainer is {config.training.trainer}; this version does it in one process "
-                f"only. Leave {key} out, or set training.trainer=single"
-            )
+    if found := only_alone(config):
+        key = found[0].partition("=")[0]
+        raise ConfigError(
+            f"{key} is set and training.trainer is {config.training.trainer}; this version does it in one process "
+            f"only. Leave {key} out, or set training.trainer=single"
+        )
 
 
 def _check_reward(config: RunConfig) -> None:

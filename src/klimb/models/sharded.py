@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
-    OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
 )
@@ -29,19 +27,18 @@ PASS = "klimb_pass"
 """The method that a pass enters a sharded model by."""
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, offload: bool = False) -> None:
+def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     """Divide the weights among the ranks of the mesh, in place, block by block. dtype: what blocks are gathered and
-    computed in; gradients are added up in float32. offload: the shards lie in host memory."""
+    computed in; gradients are added up in float32."""
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise ModelError(f"training.trainer is fsdp, but no blocks are found to shard in {type(model).__name__}")
-    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
     narrow = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    mixed = MixedPrecisionPolicy() if dtype == torch.float32 else narrow
     for block in blocks:
-        mixed = MixedPrecisionPolicy() if dtype == torch.float32 else narrow
-        fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=mixed)
     # The head's gradient is added up over chunks of tokens, which float32 alone does without loss.
-    fully_shard(model, mesh=mesh, offload_policy=policy)
+    fully_shard(model, mesh=mesh)
     setattr(model, PASS, _enter)
     register_fsdp_forward_method(cast(Any, model), PASS)
 
