@@ -49,7 +49,7 @@ test: $(STAMP)
 	$(BIN)/klimb prepare playground
 	$(BIN)/coverage run --branch --source=src/klimb/algos -m pytest tests/algos
 	$(BIN)/coverage report -m --fail-under=100
-	$(BIN)/python -m pytest -m "not gpu and not ray" --ignore tests/algos
+	$(BIN)/python -m pytest $(TWO) -m "not gpu and not ray" --ignore tests/algos
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/klimb prepare playground
