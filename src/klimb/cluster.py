@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,6 +20,8 @@ from klimb.errors import ConfigError, KlimbError, MissingExtra
 from klimb.processes import Notes, backend, guarded
 
 T = TypeVar("T")
+PATIENCE = 10.0
+"""Seconds that the head of a cluster has for answering."""
 
 
 def run_on_ray(
@@ -90,17 +93,29 @@ class Mailbox:
 
 
 def _mailbox(ray: Any) -> Any:
-    return ray.remote(Mailbox).remote()
+    """On the host where the command was typed: any other may be lost."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
 
 
 def _connect(ray: Any, cluster: ClusterConfig) -> None:
     try:
-        ray.init(address=cluster.address, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        _knock(cluster.address)
+        ray.init(address=cluster.address or "local", logging_level=logging.WARNING)
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cluster.address is {cluster.address}, where no Ray cluster answers: {str(error).splitlines()[0]}. Start "
             "one by `ray start --head`, or leave the key out for one on this machine alone"
         ) from None
+
+
+def _knock(address: str | None) -> None:
+    """OSError at once where nobody listens: Ray itself asks again for many minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
 
 
 def _resources(there: Mapping[str, float], num_workers: int, cluster: ClusterConfig) -> dict[str, float]:

@@ -46,6 +46,19 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("actor_rollout_ref.rollout_provider=vllm", "training.trainer=fsdp"),
         ("rollout_provider is vllm and training.trainer is fsdp", "rollout_provider=hf or training.trainer=single"),
     ),
+    "an engine over too few ranks": (
+        (
+            "actor_rollout_ref.rollout_provider=vllm",
+            "actor_rollout_ref.vllm.tensor_parallel=2",
+            "cluster.kind=ray",
+            "cluster.num_workers=3",
+        ),
+        ("tensor_parallel is 2, but 3 ranks cannot", "cluster.num_workers to a multiple of 2"),
+    ),
+    "offload on ray": (
+        ("cluster.kind=ray", "training.offload.params=true"),
+        ("training.offload is set and cluster.kind is ray", "cluster.kind=local"),
+    ),
     "offload on ranks": (("training.trainer=fsdp", "training.offload.optimizer=true"), ("training.offload is set",)),
     "fallback on ranks": (
         ("training.trainer=fsdp", "training.micro_batch_fallback=true"),

@@ -149,8 +149,7 @@ def explain(config: RunConfig, posture: Posture) -> str:
 
 def later(config: RunConfig) -> list[str]:
     """Values this version plans but does not run."""
-    trainer = config.training.trainer
-    return [f"{key} beside trainer={trainer}; klimb train refuses it" for key in only_alone(config)]
+    return [f"{key} beside several ranks; klimb train refuses it" for key in only_alone(config)]
 
 
 def _auto(key: str, posture: Posture) -> Any:

@@ -123,20 +123,26 @@ def _check_engine(config: RunConfig) -> None:
         return
     if VLLM in only_alone(config):
         raise ConfigError(
-            f"{key} is vllm and training.trainer is {config.training.trainer}, which this version plans but does not "
-            f"run together; set {key}=hf or training.trainer=single"
+            f"{key} is vllm and training.trainer is {config.training.trainer}: beside several ranks the engines are "
+            f"Ray's to start. Set cluster.kind=ray (docs/cluster.md), {key}=hf or training.trainer=single"
+        )
+    width = config.actor_rollout_ref.vllm.tensor_parallel
+    if config.cluster.kind == "ray" and config.num_ranks % width:
+        raise ConfigError(
+            f"actor_rollout_ref.vllm.tensor_parallel is {width}, but {config.num_ranks} ranks cannot be divided into "
+            f"groups of {width}, one for each engine; set cluster.num_workers to a multiple of {width}"
         )
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtra("vllm", "vllm", f"{key}=vllm")
 
 
 def only_alone(config: RunConfig) -> list[str]:
-    """What is set beside trainer fsdp that this version does in one process only."""
-    t = config.training
-    if t.trainer == "single":
+    """What is set beside trainer fsdp that this version does in one process only, or on a Ray cluster."""
+    t, on_ray = config.training, config.cluster.kind == "ray"
+    if t.trainer == "single" and not on_ray:
         return []
     found = {
-        VLLM: config.actor_rollout_ref.rollout_provider == "vllm",
+        VLLM: config.actor_rollout_ref.rollout_provider == "vllm" and not on_ray,
         "training.offload": t.offload.params or t.offload.optimizer,
         "training.micro_batch_fallback=true": t.micro_batch_fallback,
     }
@@ -147,9 +153,10 @@ def _check_one_process(config: RunConfig) -> None:
     """Refuse what one process does and several ranks do not."""
     if found := only_alone(config):
         key = found[0].partition("=")[0]
+        ranks = "cluster.kind is ray" if config.cluster.kind == "ray" else "training.trainer is fsdp"
         raise ConfigError(
-            f"{key} is set and training.trainer is {config.training.trainer}; this version does it in one process "
-            f"only. Leave {key} out, or set training.trainer=single"
+            f"{key} is set and {ranks}; this version does it in one process only. Leave {key} out, or train in one "
+            "process (training.trainer=single, cluster.kind=local)"
         )
 
 

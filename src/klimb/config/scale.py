@@ -15,7 +15,7 @@ class VLLMConfig(Section):
     memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of a GPU's memory for the engine's weights and cache; on a CPU rollout_slots alone size the cache."""
     tensor_parallel: Positive = 1
-    """GPUs that one copy of the weights is spread over."""
+    """GPUs that one copy of the weights is spread over; on a Ray cluster those of so many ranks, which share it."""
 
 
 class LoraSettings(Section):

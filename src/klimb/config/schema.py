@@ -32,7 +32,7 @@ class RolloutConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that a model folder brings along. Off unless you trust the folder."""
     rollout_provider: Literal["hf", "vllm"] = "hf"
-    """Engine that samples: hf (in process, on the policy's own weights) or vllm (in process, on a copy of them)."""
+    """Engine that samples: hf (in process, on the policy's own weights) or vllm (on a copy of them; docs/vllm.md)."""
     vllm: VLLMConfig = VLLMConfig()
     """Settings of the vllm engine."""
     rollout_batch_size: Positive = 1024
