@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from klimb.comparison.arms import LENGTH, LR, SEED, Arm, arms_between, arms_of, by_label, check_arms
+from klimb.comparison.arms import LENGTH, LR, SEED, Arm, arms_between, arms_of, by_label, check_arms, shown
 from klimb.comparison.page import build_page
 from klimb.comparison.picture import draw
 from klimb.comparison.runs import ArmRun, Say, comparison_folder, plan_runs, run_all
@@ -152,7 +152,12 @@ def _write(done: Comparison) -> None:
 def _arm_rows(arm: Arm, runs: dict[int, list[dict[str, float]]]) -> ArmRows:
     posture = resolve(arm.config)
     steered = posture.needs_reference and posture.kl_type != "fixed"
-    return ArmRows(label=arm.label, runs=runs, target=arm.config.algorithm.kl_ctrl.target_kl if steered else None)
+    return ArmRows(
+        label=arm.label,
+        runs=runs,
+        target=arm.config.algorithm.kl_ctrl.target_kl if steered else None,
+        values={key: shown(value) for key, value in arm.values.items()},
+    )
 
 
 def _opening(arms: Sequence[Arm], varied: Sequence[str], runs: int, folder: Path) -> str:

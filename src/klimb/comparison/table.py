@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRows:
-    """label of the arm; its runs by seed, the logged rows of each; target KL, None without one."""
+    """label of the arm; its runs by seed, the logged rows of each; target KL, None without one; the varied keys' values
+    as text."""
 
     label: str
     runs: Mapping[int, Sequence[Row]]
     target: float | None
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def steps(self) -> int:
         """Steps that every seed has made."""

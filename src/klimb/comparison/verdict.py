@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from klimb.comparison.effects import main_effects, sentence
 from klimb.comparison.table import (
     FIRST,
     KL,
@@ -92,6 +93,9 @@ def verdict(arms: Sequence[ArmRows], width: int = WINDOW) -> list[str]:
                 lines.append(_against(first, other, metric, name, end, width, form))
         lines += _cost("time of a step, as it was measured", first, other, seconds(first), seconds(other), "s")
         lines += _cost("memory peak", first, other, peak(first), peak(other), "MiB")
+    for metric, name, form in ((KL, "KL", ".4f"), (REWARD, "reward", ".3f")):
+        if found := main_effects(arms, metric, end, width):
+            lines.append(sentence(found, name, form, len(first.runs)))
     if all(len(arm.runs) == 1 for arm in arms):
         lines.append("One seed: what another seed would show is not known, so no difference is called one")
     return lines
