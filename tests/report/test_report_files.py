@@ -60,7 +60,7 @@ def test_an_empty_run_folder(tmp_path: Path) -> None:
 def test_a_folder_with_metrics_only(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(line({"step": 1, "reward/mean": 1}))
     run = read_run(tmp_path)
-    assert (run.state, run.name) == ("stopped", tmp_path.name)
+    assert (run.state, run.name) == ("ended", tmp_path.name), "neither finished nor stopped early can be told"
     assert run.notes == ["config.yaml: missing, so target, posture and length of the run are not known"]
 
 

@@ -22,7 +22,7 @@ from klimb.report.lines import Lines, number, read_samples, whole
 
 PARTS = ("config.yaml", "metrics.jsonl", "samples.jsonl")
 """A folder with none of these is no run folder."""
-State = Literal["finished", "running", "stopped", "empty"]
+State = Literal["finished", "running", "stopped", "ended", "empty"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,6 @@ def read_run(folder: Path, samples: bool = True) -> RunFiles:
     notes += sample_notes + lines.notes
     run = config.get("run")
     name = run.get("name") if isinstance(run, dict) else None
-    if held(folder):
-        state: State = "running"
-    elif not rows:
-        state = "empty"
-    else:
-        state = "finished" if _reached_end(config, rows[-1]) else "stopped"
     return RunFiles(
         folder=folder,
         name=plain(str(name or folder.resolve().name)),
@@ -83,7 +77,7 @@ def read_run(folder: Path, samples: bool = True) -> RunFiles:
         samples=shown,
         interventions=interventions,
         best=_read_best(folder / "checkpoints"),
-        state=state,
+        state=_state(folder, config, rows),
         notes=notes,
     )
 
@@ -153,14 +147,24 @@ def _read_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
     return sorted(rows, key=lambda row: row["step"])
 
 
-def _reached_end(config: dict[str, Any], last: dict[str, float]) -> bool:
+def _state(folder: Path, config: dict[str, Any], rows: list[dict[str, float]]) -> State:
+    if held(folder):
+        return "running"
+    if not rows:
+        return "empty"
+    reached = _reached_end(config, rows[-1])
+    if reached is None:
+        return "ended"
+    return "finished" if reached else "stopped"
+
+
+def _reached_end(config: dict[str, Any], last: dict[str, float]) -> bool | None:
+    """None where the config does not say how long the run was to be."""
     training = config.get("training")
-    if not isinstance(training, dict):
-        return False
-    episodes, epochs = number(training.get("total_episodes")), number(training.get("total_epochs"))
-    return (episodes is not None and last.get("episodes", 0) >= episodes) or (
-        epochs is not None and last.get("epoch", 0) >= epochs
-    )
+    wanted = training if isinstance(training, dict) else {}
+    pairs = (("total_episodes", "episodes"), ("total_epochs", "epoch"))
+    ends = [(end, last.get(name, 0)) for key, name in pairs if (end := number(wanted.get(key))) is not None]
+    return any(reached >= end for end, reached in ends) if ends else None
 
 
 def _read_best(folder: Path) -> tuple[int, float, bool] | None:

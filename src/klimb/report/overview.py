@@ -20,6 +20,7 @@ STATES = {
     "finished": "finished",
     "running": "still running",
     "stopped": "stopped before its end",
+    "ended": "no longer running; how long it was to be is not known",
     "empty": "no step finished yet",
 }
 TREND = 60
