@@ -186,9 +186,9 @@ def test_kl_in_both_places_is_accepted_only_when_asked_for(tmp_path: Path) -> No
 INERT: list[tuple[tuple[str, ...], str, str]] = [
     *(((f"policy_loss={name}",), key, "0.5") for name in ("sapo", "reinforce") for key in facts.CLIPPING_KEYS[:2]),
     *(((f"policy_loss={name}",), "dual_clip", "1.1") for name in ("cispo", "gmpo", "sapo", "reinforce")),
-    *(((f"adv_estimator={name}",), "lam", "0.5") for name in ADVANTAGES.keys() - {"gae"}),
-    *(((f"adv_estimator={name}",), "gamma", "0.5") for name in ADVANTAGES.keys() - {"gae", "reinforce_pp"}),
-    *(((f"adv_estimator={name}",), "norm_by_std", "false") for name in ADVANTAGES.keys() - {"grpo"}),
+    *(((f"adv_estimator={name}",), "lam", "0.5") for name in sorted(ADVANTAGES.keys() - {"gae"})),
+    *(((f"adv_estimator={name}",), "gamma", "0.5") for name in sorted(ADVANTAGES.keys() - {"gae", "reinforce_pp"})),
+    *(((f"adv_estimator={name}",), "norm_by_std", "false") for name in sorted(ADVANTAGES.keys() - {"grpo"})),
     (("use_pf_ppo=false",), "rollout_correction.weights", "token"),
     (("use_pf_ppo=false",), "rollout_correction.reject", "{criterion: token_veto, lo: 0.9}"),
     (("rollout_correction.weights=token",), "rollout_correction.low", "0.9"),
