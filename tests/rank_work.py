@@ -20,7 +20,7 @@ from klimb.models.attention import recompute_activations
 from klimb.models.load import body_of
 from klimb.models.lora import add_lora, weights_for_engine
 from klimb.models.sharded import shard, whole
-from klimb.processes import joined
+from klimb.processes import Start, joined
 from klimb.ranks import ALONE, Ranks
 from klimb.types import Batch
 from klimb.update import update
@@ -98,7 +98,7 @@ def _phase(case: Case, seed: int) -> Batch:
     return make_phase(tiny_model(seed=seed), case.rewards)
 
 
-def five_steps_of_all(cases: Sequence[Case], again: bool) -> list[Outcome] | None:
+def five_steps_of_all(cases: Sequence[Case], told: Start) -> list[Outcome] | None:
     """In every rank; the first one's answer counts."""
     config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
     torch.set_num_threads(1)
@@ -110,11 +110,11 @@ def alone(case: Case) -> Outcome:
     return five_steps(case, ALONE)
 
 
-def say_rank(word: str, again: bool) -> str:
-    return f"{word} {os.environ['RANK']} {again}"
+def say_rank(word: str, told: Start) -> str:
+    return f"{word} {os.environ['RANK']} {told.again}"
 
 
-def fail_on(rank: int, again: bool) -> None:
+def fail_on(rank: int, told: Start) -> None:
     """One rank refuses, the other waits for it."""
     config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
     with joined(config) as ranks:

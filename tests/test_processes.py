@@ -143,8 +143,65 @@ def test_ranks_that_are_asked_to_stop_end_between_two_turns(
     parts: tuple[Path, Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     """Ctrl-C reaches the whole group of a terminal, SIGTERM only the process that was started."""
-    config = config_of(parts, tmp_path / "runs", 2, **{"training.save_freq": 1000, "training.total_episodes": 2000})
-    assert config.training.num_processes == 2
+    process, run = _long_run(parts, tmp_path)
+    _read_until(process, "step 3 ")
+    _send(process, number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output[-2000:]
+    assert output.count("stopping after this step") == 1
+    saved = [checkpoint.step_of(path) for path in checkpoint.listed(run / "checkpoints")]
+    assert saved[-1] == rows(run)[-1]["step"]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_ranks_at_once_and_so_does_the_end_of_whoever_started_them(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    process, run = _long_run(parts, tmp_path)
+    _read_until(process, "step 2 ")
+    ranks = [p for p in psutil.Process(process.pid).children() if "--multiprocessing-fork" in p.cmdline()]
+    assert len(ranks) == 2
+    for rank in ranks:
+        rank.suspend()  # in the middle of something that takes long
+    _send(process, signal.SIGINT)
+    time.sleep(0.5)
+    _send(process, signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert not psutil.wait_procs(ranks, timeout=30)[1]
+    assert checkpoint.listed(run / "checkpoints") == []
+
+    process, _ = _long_run(parts, tmp_path)
+    _read_until(process, "step 2 ")
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not psutil.wait_procs(ranks, timeout=30)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_that_are_still_loading_stop_too(
+    parts: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    process, run = _long_run(parts, tmp_path)
+    deadline = time.monotonic() + 60
+    while len(psutil.Process(process.pid).children()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if number == signal.SIGTERM:  # as a scheduler does
+        os.killpg(process.pid, number)
+    else:
+        _send(process, number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output[-2000:]
+    assert "Traceback" not in output
+    assert not (run / "metrics.jsonl").exists() or len(rows(run)) <= 1
+
+
+def _long_run(parts: tuple[Path, Path], tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Two ranks in a session of their own, and the run's folder."""
+    changes = {"training.save_freq": 1000, "training.total_episodes": 2000}
+    assert config_of(parts, tmp_path / "runs", 2, **changes).training.num_processes == 2
     process = subprocess.Popen(
         [sys.executable, "-m", "klimb", "train", str(tmp_path / "runs.yaml")],
         stdout=subprocess.PIPE,
@@ -153,18 +210,19 @@ def test_ranks_that_are_asked_to_stop_end_between_two_turns(
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+    return process, tmp_path / "runs" / "run"
+
+
+def _read_until(process: subprocess.Popen[str], start: str) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step 3 "):
-            break
+    assert any(line.startswith(start) for line in process.stdout), "the run ended before"
+
+
+def _send(process: subprocess.Popen[str], number: signal.Signals) -> None:
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output[-2000:]
-    saved = [checkpoint.step_of(path) for path in checkpoint.listed(tmp_path / "runs" / "run" / "checkpoints")]
-    assert saved[-1] == rows(tmp_path / "runs" / "run")[-1]["step"]
 
 
 @pytest.mark.slow

@@ -9,15 +9,18 @@ import logging
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, TypeVar, cast
 
 import torch
 
 from klimb.config.scale import ClusterConfig
 from klimb.errors import ConfigError, KlimbError, MissingExtra
-from klimb.processes import Notes, backend, guarded
+from klimb.interrupt import handling
+from klimb.processes import Notes, Stopping, backend, guarded
 
 T = TypeVar("T")
 PATIENCE = 10.0
@@ -27,7 +30,7 @@ PATIENCE = 10.0
 def run_on_ray(
     work: Callable[..., T], arguments: tuple[Any, ...], num_workers: int, cluster: ClusterConfig, folder: Path
 ) -> T:
-    """Run work(*arguments, again) in so many workers and return what the first one returned.
+    """Run work(*arguments, Start) in so many workers and return what the first one returned.
 
     folder: of the run, where all workers can write. A worker or host that is lost takes the others with it; all start
     again as soon as there is room for them, at most cluster.max_restarts times. A KlimbError ends them for good.
@@ -41,14 +44,15 @@ def run_on_ray(
     own = not ray.is_initialized()
     if own:
         _connect(ray, cluster)
-    resources = _resources(ray.cluster_resources(), num_workers, cluster)
-    notes, mailbox = Notes.fresh(folder / ".ray"), _mailbox(ray)
+    resources = _resources(ray.cluster_resources(), num_workers)
+    folder.mkdir(parents=True, exist_ok=True)
+    notes, mailbox = Notes(Path(mkdtemp(prefix=".ray-", dir=folder)).resolve()), _mailbox(ray)
     trainer = TorchTrainer(
         _on_worker,
         train_loop_config={
             "work": work,
             "arguments": arguments,
-            "notes": notes.folder.resolve(),
+            "notes": notes.folder,
             "place": os.getcwd(),
             "mailbox": mailbox,
         },
@@ -58,12 +62,13 @@ def run_on_ray(
         torch_config=TorchConfig(backend=backend("GPU" in resources)),
         run_config=RunConfig(
             name="train",
-            storage_path=str(notes.folder.resolve()),
+            storage_path=str(notes.folder),
             failure_config=FailureConfig(max_failures=cluster.max_restarts),
         ),
     )
     try:
-        trainer.fit()
+        with handling(Stopping(notes, _interrupt)):
+            _beside(trainer.fit)
     except Exception as error:
         notes.raise_error()
         raise KlimbError(
@@ -72,11 +77,36 @@ def run_on_ray(
         ) from error
     else:
         notes.raise_error()
-        return cast(T, ray.get(mailbox.take.remote()))
+        result: Any = ray.get(mailbox.take.remote())
+        if result is None and notes.stop.exists():
+            raise KeyboardInterrupt
+        return cast(T, result)
     finally:
         if own:
             ray.shutdown()
         shutil.rmtree(notes.folder, ignore_errors=True)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _beside(work: Callable[[], object]) -> None:
+    """In a thread: in the main one Ray would take Ctrl-C for itself, and lose what was not saved."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=1)
+    if failed:
+        raise failed[0]
 
 
 class Mailbox:
@@ -118,11 +148,9 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
 
 
-def _resources(there: Mapping[str, float], num_workers: int, cluster: ClusterConfig) -> dict[str, float]:
+def _resources(there: Mapping[str, float], num_workers: int) -> dict[str, float]:
     """Of each worker. ConfigError when the cluster can never have room for all of them."""
-    wanted = {"CPU": 1.0}
-    if there.get("GPU", 0) > 0 and cluster.gpus_per_worker > 0:
-        wanted["GPU"] = float(cluster.gpus_per_worker)
+    wanted = {"CPU": 1.0, **({"GPU": 1.0} if there.get("GPU", 0) > 0 else {})}
     for name, each in wanted.items():
         if there.get(name, 0) < each * num_workers:
             raise ConfigError(
@@ -137,7 +165,9 @@ def _on_worker(given: dict[str, Any]) -> None:
     if place.is_dir():
         os.chdir(place)  # paths in the config are relative to where the command was typed
     if torch.cuda.is_available():
-        os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device()))
+        from ray.train.torch import get_device
+
+        torch.cuda.set_device(get_device())
     result = guarded(given["work"], given["arguments"], Notes(Path(given["notes"])))
     if os.environ["RANK"] == "0":
         import ray

@@ -6,26 +6,35 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+
+STOPPING = b"\nstopping after this step; once more to stop at once\n"
 
 
 @dataclass
 class Interrupt:
-    """Ctrl-C or SIGTERM: the first lets the turn end and saves, the second stops at once."""
+    """Ctrl-C or SIGTERM: the first lets the turn end and saves, the second stops at once. file: where another process
+    listens for this one, it is there from the first on."""
 
-    asked: bool = False
+    file: Path | None = None
+    _heard: bool = False
+
+    @property
+    def asked(self) -> bool:
+        return self._heard if self.file is None else self.file.exists()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self._heard:
             raise KeyboardInterrupt
-        self.asked = True
+        self._heard = True
         # Plain write: a signal may fall into the middle of somebody else's print.
-        os.write(2, b"\nstopping after this step; once more to stop at once\n")
+        os.write(2, STOPPING)
 
     def listening(self) -> AbstractContextManager[None]:
-        return handling(self)
+        return handling(self) if self.file is None else nullcontext()
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from klimb.ladder import Intervention
 from klimb.malloc import is_exhausted
 from klimb.models.load import load_causal_lm, load_tokenizer
 from klimb.outlook import Outlook, expect, look_back
-from klimb.processes import as_started, is_rank, joined
+from klimb.processes import Start, as_started, is_rank, joined
 from klimb.processes import start as start_ranks
 from klimb.ranks import Ranks
 from klimb.reward.workers import WorkerPool
@@ -100,10 +100,10 @@ def train(config: RunConfig, recipe: str = "run", screen: Screen | None = None) 
     return run_on_ray(_train_rank, (config, folder.resolve(), start), t.num_processes, cluster, folder)
 
 
-def _train_rank(config: RunConfig, folder: Path, start: Path | None, again: bool) -> RunResult:
+def _train_rank(config: RunConfig, folder: Path, start: Path | None, told: Start) -> RunResult:
     """One rank's part. Started again, it goes on from the newest checkpoint of the folder."""
-    with joined(config) as ranks:
-        return _train(config, folder, None if again else start, None, ranks)
+    with joined(config, told.stop) as ranks:
+        return _train(config, folder, None if told.again else start, None, ranks)
 
 
 def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen | None, ranks: Ranks) -> RunResult:
@@ -194,7 +194,7 @@ def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
 def default_name(config: RunConfig, recipe: str) -> str:
     """Recipe, posture and a hash of everything that changes numbers: the same command finds its folder again."""
     tree = filled(config, resolve(config)).model_dump(mode="json")
-    for section in ("run", "logging", "compare"):
+    for section in ("run", "logging", "compare", "cluster"):
         del tree[section]
     for key in ("resume", "keep_checkpoints"):
         del tree["training"][key]

@@ -37,7 +37,7 @@ from klimb.watch import sentence
 def train(run: Run, state: State) -> State:
     """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
     guard had nothing left to try: then the newest checkpoint is from before the alarm."""
-    interrupt = Interrupt()
+    interrupt = Interrupt(run.ranks.stop)
     run.sampler.load_weights(weights_for_engine(run.roles.actor), state.step)
     with interrupt.listening():
         if state == State():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from klimb.errors import KlimbError
@@ -30,10 +31,12 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process's number, from 0, among `size`. Every method is called by all ranks, in the same order."""
+    """This process's number, from 0, among `size`. Every method is called by all ranks, in the same order. stop: a file
+    that tells started ranks to end, None where nobody else listens for them."""
 
     rank: int = 0
     size: int = 1
+    stop: Path | None = None
 
     @property
     def is_first(self) -> bool:

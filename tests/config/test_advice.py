@@ -154,7 +154,6 @@ INERT: list[tuple[str, str, Keys]] = [
     ("training.offload.params", "true", (*GRPO, "actor_rollout_ref.lora={rank: 4}")),
     ("cluster.address", "auto", ()),
     ("cluster.num_workers", "2", ()),
-    ("cluster.gpus_per_worker", "0.5", ()),
     ("cluster.max_restarts", "5", ()),
     ("training.num_processes", "2", ("training.trainer=fsdp", "cluster.kind=ray", "cluster.num_workers=4")),
     ("diagnostics.max_interventions", "2", ()),

@@ -145,7 +145,6 @@ DEFAULTS: dict[str, Any] = {
     "cluster.kind": "local",
     "cluster.address": None,
     "cluster.num_workers": None,
-    "cluster.gpus_per_worker": 1,
     "cluster.max_restarts": 3,
     "compare.vary": (),
     "compare.every": 50,

@@ -29,8 +29,8 @@ FREE = (
 )
 """Keys (and sections) that may change on resume, with a warning."""
 
-SILENT = ("logging.", "run.", "compare.", "training.resume", "training.keep_checkpoints")
-"""Keys that change no number."""
+SILENT = ("logging.", "run.", "compare.", "cluster.", "training.resume", "training.keep_checkpoints")
+"""Keys that change no number. The ranks that `cluster` makes are counted by training.num_processes."""
 
 GUARDED_AGAIN = ("training.seed", "training.dtype")
 

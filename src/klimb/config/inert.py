@@ -131,7 +131,7 @@ def _offload(config: RunConfig, p: Posture) -> Why:
 
 def _cluster(config: RunConfig) -> Why:
     if config.cluster.kind == "local":
-        for key in ("address", "num_workers", "gpus_per_worker"):
+        for key in ("address", "num_workers"):
             yield f"cluster.{key}", "cluster.kind is local"
         if config.training.trainer == "single":
             yield "cluster.max_restarts", "training.trainer is single: there are no ranks to start again"

@@ -46,8 +46,6 @@ class ClusterConfig(Section):
     address: str | None = None
     """ray: host:port of the head, or auto for the cluster of this machine; null: one of this machine alone."""
     num_workers: Positive | None = None
-    """ray: ranks; null: training.num_processes."""
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 1
-    """ray: GPUs of each rank, where the cluster has any."""
+    """ray: ranks, each with a GPU where the cluster has any; null: training.num_processes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Times that all ranks start again from the newest checkpoint after one has died."""
