@@ -41,6 +41,15 @@ def test_cores_are_what_torch_would_take(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.cores() >= 1
 
 
+def test_processes_that_work_at_once_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klimb.host.all_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [host.cores_each(n) for n in (1, 2, 8)] == [4, 2, 0.5]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert [host.cores_each(n) for n in (1, 2, 8)] == [1, 1, 0.5]
+    assert host.cores_each(1, threads=3) == 3
+
+
 def test_a_gpu_is_seen_by_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("klimb.host.DEVICES", tmp_path)
     assert not host.has_gpu()

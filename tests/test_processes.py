@@ -265,3 +265,6 @@ def test_ranks_from_outside_are_counted_or_refused(
         as_started(of())
     with pytest.raises(ConfigError, match=r"num_processes is 3, but 2 ranks were started"):
         as_started(of(**{"training.trainer": "fsdp", "training.num_processes": 3}))
+    for trainer, workers in (("single", None), ("fsdp", 3)):
+        both = as_started(of(**{"cluster.kind": "ray", "cluster.num_workers": workers, "training.trainer": trainer}))
+        assert (both.training.trainer, both.training.num_processes, both.num_ranks) == ("fsdp", 2, 2)

@@ -32,9 +32,18 @@ def memory() -> int | None:
 def cores() -> int:
     """Threads that torch takes: what OMP_NUM_THREADS says, else the cores this process may run on."""
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    return int(asked) if asked.isdigit() and int(asked) > 0 else all_cores()
+
+
+def all_cores() -> int:
+    """Those that this process and the ranks that it starts may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_each(processes: int, threads: int | None = None) -> float:
+    """Cores of each of so many processes here that work at once: one a thread (default: as many as torch takes), or its
+    part of all where that is less."""
+    return min(float(threads or cores()), all_cores() / processes)
 
 
 def has_gpu() -> bool:

@@ -55,13 +55,13 @@ def num_started() -> int:
 def as_started(config: RunConfig) -> RunConfig:
     """The config with the number of ranks that were started from outside, or that Ray will start, which are always
     fsdp's. ConfigError where they cannot be used."""
-    started, t = num_started(), config.training
-    if config.cluster.kind == "ray" and not is_rank():
-        on_ray = {"trainer": "fsdp", "num_processes": config.num_ranks}
-        return config.model_copy(update={"training": t.model_copy(update=on_ray)})
-    if not is_rank() or (t.trainer == "single" and started == 1):
+    started, t, on_ray = num_started(), config.training, config.cluster.kind == "ray"
+    if on_ray and not is_rank():
+        of_ray = {"trainer": "fsdp", "num_processes": config.num_ranks}
+        return config.model_copy(update={"training": t.model_copy(update=of_ray)})
+    if not is_rank() or (config.is_alone and started == 1):
         return config
-    if t.trainer == "single":
+    if config.is_alone:
         raise ConfigError(
             f"training.trainer is single, but {started} ranks were started, which would each train the same; set "
             "training.trainer=fsdp, or start one process"
@@ -71,7 +71,10 @@ def as_started(config: RunConfig) -> RunConfig:
             f"training.num_processes is {t.num_processes}, but {started} ranks were started; leave the key out, or "
             "start as many"
         )
-    return config.model_copy(update={"training": t.model_copy(update={"num_processes": started})})
+    update: dict[str, Any] = {"training": t.model_copy(update={"trainer": "fsdp", "num_processes": started})}
+    if on_ray:  # started by torchrun, or by Ray, which started as many as this key says
+        update["cluster"] = config.cluster.model_copy(update={"num_workers": started})
+    return config.model_copy(update=update)
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from klimb import host
 from klimb.cli.estimate import Wish
 from klimb.cli.prompts import lengths
 from klimb.config.load import load_config
 from klimb.errors import ConfigError
+from klimb.estimate.forecast import Machine
 from klimb.estimate.shapes import ASSUMED
 
 from .test_cli import ARTICLE, CONFIG, klimb, refused
@@ -54,7 +56,7 @@ def test_the_articles_config_gets_a_full_plan() -> None:
     weights = (2 * ASSUMED["7b"].weights + 2 * ASSUMED["7b"].body) * 4 / 8 / 2**30
     assert float(rows["rollout"][0]) == pytest.approx(weights, abs=0.06)
     assert re.search(r"does not fit: the update needs \d+, 80\.0 GiB there are", output)
-    steps = re.findall(r"^  \d\. .*:  (\S+)  -> ([\d.]+) GiB in the update(, fits)?$", output, re.MULTILINE)
+    steps = re.findall(r"^  \d\. .*:  (\S+)  -> ([\d.]+) GiB in the \w+(, fits)?$", output, re.MULTILINE)
     assert steps[0][0] == "training.activation_checkpointing=true"
     assert steps[-1][2] == ", fits"
     assert float(steps[-1][1]) <= 80
@@ -118,7 +120,65 @@ def test_what_measures_this_machine_excludes_what_speaks_of_another() -> None:
     with pytest.raises(ConfigError, match="--measure measures this machine"):
         Wish(measure=True, gpus=2)
     assert "--measure measures this machine" in refused("plan", ARTICLE, "--elsewhere", "--measure", "--rate", "1")
-    assert Wish(gpus=1).overrides == ("training.trainer=single", "training.num_processes=1")
+    assert Wish(gpus=1).overrides() == ("training.trainer=single", "training.num_processes=1")
+
+
+def test_an_engine_that_sleeps_is_in_nobodys_way() -> None:
+    """The article's run fits with the first change alone."""
+    words = ("--elsewhere", "--gpus", "8", "--gpu-memory", "80", "--assume-model", "7b")
+    output = klimb("plan", ARTICLE, *words).stdout
+    changes = re.findall(r"^  \d\. .*:  (\S+)  -> [\d.]+ GiB in the reward, fits$", output, re.MULTILINE)
+    assert changes == ["training.activation_checkpointing=true"]
+    said = "engine: 50% of each GPU (actor_rollout_ref.vllm.memory_share), while answers are written and rewarded"
+    assert said in output
+    assert "engine: 35.5% of" in klimb("plan", ARTICLE, *words, "actor_rollout_ref.vllm.memory_share=0.355").stdout
+
+
+def test_gpus_on_ray_are_rays_ranks() -> None:
+    words = ("--elsewhere", "--gpu-memory", "80", "--assume-model", "7b")
+    on_ray = ("cluster.kind=ray", "cluster.num_workers=2")
+    output = klimb("plan", ARTICLE, *words, *on_ray, "--gpus", "8").stdout
+    assert re.search(r"cluster\.num_workers +8 +override cluster\.num_workers=8", output)
+    assert "A-INERT" not in output
+    assert table(output) == table(klimb("plan", ARTICLE, *words, "--gpus", "8").stdout)
+    fewer = klimb("plan", ARTICLE, *words, *on_ray).stdout
+    assert "training.offload.optimizer=true" not in fewer
+    assert "with what this version has it fits on --gpus 8" in fewer
+
+
+def test_an_address_that_ray_finds_is_planned_for(recipe: Path) -> None:
+    output = klimb("plan", recipe, "cluster.kind=ray", "cluster.num_workers=2", "cluster.address=auto").stdout
+    assert re.search(r"cluster\.address +the Ray cluster that this machine belongs to +auto, override", output)
+    assert "memory of each of 2 ranks" in output
+    assert "there are on a machine like this one, if Ray puts no other rank there" in output
+
+
+def test_local_ranks_share_the_machine(monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    monkeypatch.setattr("klimb.host.all_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def rank(ranks: int) -> Machine:
+        words = ("training.trainer=fsdp", f"training.num_processes={ranks}")
+        return Wish(rate=0.1).machine(load_config(recipe, words).config)
+
+    assert [(m.rate, m.cores) for m in map(rank, (1, 2, 16))] == [(1e11, 2), (0.5e11, 1), (1e11 / 16, 1)]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a thread has a core to itself as long as there are as many
+    assert [(m.rate, m.cores) for m in map(rank, (1, 2, 16))] == [(1e11, 1), (1e11, 1), (1e11 / 8, 1)]
+    on_ray = load_config(recipe, ("cluster.kind=ray", "cluster.num_workers=2", "cluster.address=auto")).config
+    assert Wish(rate=0.1).machine(on_ray).rate == 1e11
+
+
+def test_what_each_local_rank_has_is_said(recipe: Path) -> None:
+    ranks = 16 * host.all_cores()
+    output = klimb("plan", recipe, "training.trainer=fsdp", f"training.num_processes={ranks}").stdout
+    assert f"memory of each of {ranks} ranks" in output
+    found = re.search(rf"([\d,.]+) (MiB|GiB) there are for each: {ranks} ranks share this machine's memory", output)
+    memory = host.memory()
+    assert found is not None
+    assert memory is not None
+    unit = {"MiB": 2**20, "GiB": 2**30}[found[2]]
+    assert float(found[1].replace(",", "")) == pytest.approx(memory / ranks / unit, rel=0.01)
+    assert f"on 0.0625 core(s) for each of {ranks} ranks, which share {host.all_cores()}, kept" in output
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from klimb.config.load import with_overrides
 from klimb.config.schema import RunConfig
 from klimb.doctor.finding import Facts
 from klimb.doctor.remedies import memory_remedies
-from klimb.estimate.changes import changes, enough_ranks
+from klimb.estimate.changes import changes, enough_ranks, on_ranks
 from klimb.estimate.forecast import Machine, bounded, setup_of
 from klimb.estimate.memory import highest, peaks
 from klimb.estimate.setup import Lengths, Models, Setup
@@ -44,7 +44,7 @@ def test_a_run_that_fits_needs_no_change() -> None:
 @pytest.mark.parametrize("dynamic", ["true", "false"])
 def test_changes_come_in_order_and_each_override_does_what_is_said(dynamic: str) -> None:
     c, make = config(*EIGHT, f"actor_rollout_ref.use_dynamic_bsz={dynamic}"), of_size("7b")
-    limit = 60 * 2.0**30
+    limit = 30 * 2.0**30
     found = changes(c, make, limit)
     keys = [change.remedy.keys[0].rpartition(".")[2] for change in found if change.available]
     smaller = "max_tokens_per_micro_batch" if dynamic == "true" else "micro_batch_size"
@@ -92,3 +92,22 @@ def test_more_gpus_hold_what_fewer_do_not() -> None:
     ranks = enough_ranks(single, make, CARD_BYTES)
     assert ranks in (2, 4, 8)
     assert enough_ranks(single, make, 1.0) is None
+
+
+ON_RAY = ("cluster.kind=ray", "cluster.num_workers=2", "actor_rollout_ref.max_tokens=2048")
+
+
+def test_ranks_on_ray_are_counted_by_rays_own_key() -> None:
+    local, on_ray = config(*ON_RAY[2:], "training.trainer=fsdp", "training.num_processes=2"), config(*ON_RAY)
+    make = of_size("7b")
+    assert highest(make(on_ray)).total == highest(make(local)).total > 60 * 2.0**30
+    ranks = enough_ranks(on_ray, make, 60 * 2.0**30)
+    assert ranks == enough_ranks(local, make, 60 * 2.0**30)
+    assert ranks is not None
+    assert with_overrides(on_ray, on_ranks(ranks, on_ray=True)).num_ranks == ranks
+
+
+def test_the_optimizer_on_the_host_is_not_offered_on_ray() -> None:
+    (offload,) = [c for c in changes(config(*ON_RAY), of_size("7b"), 1.0) if "moments" in c.remedy.text]
+    assert not offload.available
+    assert offload.remedy.override is None

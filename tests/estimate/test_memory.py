@@ -153,9 +153,11 @@ def test_ranks_divide_what_is_sharded_and_hold_the_actor_whole_while_they_decode
     assert b["gathered"] == 4 * ASSUMED["7b"].weights
 
 
-def test_an_engine_of_its_own_keeps_its_share_in_every_phase() -> None:
-    s = setup("actor_rollout_ref.rollout_provider=vllm", shape=ASSUMED["1.5b"], gpu_bytes=80e9)
-    assert {peak.parts["engine"] for peak in peaks(s)} == {40e9}
+def test_an_engine_of_its_own_has_its_share_until_all_answers_are_rewarded() -> None:
+    words = ("actor_rollout_ref.rollout_provider=vllm", "actor_rollout_ref.vllm.memory_share=0.25")
+    s = setup(*words, shape=ASSUMED["1.5b"], gpu_bytes=80e9, scorer=True)
+    awake = {peak.phase: peak.parts.get("engine") for peak in peaks(s)}
+    assert awake == {"rollout": 20e9, "reward": 20e9, "score": None, "update": None}
     assert "cache" not in peaks(s)[0].parts
 
 

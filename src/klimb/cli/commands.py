@@ -66,7 +66,7 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
 @CONFIG
 @OVERRIDES
 @click.option("--elsewhere", is_flag=True, help="Paths are another machine's: list missing ones instead of refusing.")
-@click.option("--gpus", type=click.IntRange(min=1), help="Plan for so many GPUs (sets training.num_processes).")
+@click.option("--gpus", type=click.IntRange(min=1), help="Plan for so many GPUs (sets the number of ranks).")
 @click.option("--gpu-memory", type=click.FloatRange(min=0, min_open=True), help="GiB of each GPU. Default: 80.")
 @click.option("--assume-model", "assume", help="1.5b, 7b, 70b or a config.json, in place of the config's models.")
 @click.option("--response-tokens", type=click.IntRange(min=1), help="Mean response, for time. Default: half the limit.")
@@ -89,7 +89,10 @@ def plan(config: Path, overrides: tuple[str, ...], elsewhere: bool, **wishes: An
     from klimb.config.load import load_config
 
     wish = Wish(**wishes)
-    show_plan(load_config(config, (*overrides, *wish.overrides)), elsewhere, wish)
+    loaded = load_config(config, (*overrides, *wish.overrides()))
+    if loaded.config.cluster.kind == "ray":
+        loaded = load_config(config, (*overrides, *wish.overrides(on_ray=True)))
+    show_plan(loaded, elsewhere, wish)
     return 0
 
 

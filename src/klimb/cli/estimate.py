@@ -14,7 +14,7 @@ from klimb.config.paths import model_folder
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 from klimb.estimate import gpus
-from klimb.estimate.changes import Change, changes, enough_ranks
+from klimb.estimate.changes import Change, changes, enough_ranks, on_ranks
 from klimb.estimate.fitted import FITTED
 from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
 from klimb.estimate.setup import Lengths, Models
@@ -46,19 +46,15 @@ class Wish:
     def is_elsewhere(self) -> bool:
         return self.gpus is not None or self.gpu_memory is not None
 
-    @property
-    def overrides(self) -> tuple[str, ...]:
+    def overrides(self, on_ray: bool = False) -> tuple[str, ...]:
         """What --gpus means in keys."""
-        if self.gpus is None:
-            return ()
-        trainer = "fsdp" if self.gpus > 1 else "single"
-        return (f"training.trainer={trainer}", f"training.num_processes={self.gpus}")
+        return () if self.gpus is None else on_ranks(self.gpus, on_ray)
 
-    def machine(self) -> Machine:
+    def machine(self, config: RunConfig) -> Machine:
+        """Of one rank: what this machine has is divided among those that run on it."""
         rate = None if self.rate is None else self.rate * 1e12
         if self.is_elsewhere:
             return Machine(gpu_bytes=(self.gpu_memory or GPU_MEMORY) * GIB, rate=rate, cores=1)
-        cores = host.cores()
         if self.measure:
             from klimb.build import pick_device
             from klimb.floor import measured_rate
@@ -67,7 +63,18 @@ class Wish:
             import torch
 
             rate = measured_rate(device, torch.float32)
-        return Machine(gpu_bytes=None, rate=rate or FITTED["rate"] * cores, cores=cores)
+        one, each = host.cores_each(1), _cores_each(config)
+        return Machine(gpu_bytes=None, rate=(rate or FITTED["rate"] * one) * each / one, cores=max(1.0, each))
+
+
+def _ranks_here(config: RunConfig) -> int:
+    """Ranks that run on this machine, where there are no GPUs. 1 on a Ray cluster of several: Ray spreads them."""
+    return config.num_ranks if config.cluster.kind == "local" or config.cluster.address is None else 1
+
+
+def _cores_each(config: RunConfig) -> float:
+    """Ray gives every rank one core, and torch takes as many."""
+    return host.cores_each(_ranks_here(config), 1 if config.cluster.kind == "ray" else None)
 
 
 def show_estimate(console: Console, config: RunConfig, wish: Wish) -> None:
@@ -77,7 +84,7 @@ def show_estimate(console: Console, config: RunConfig, wish: Wish) -> None:
         text = "memory and time: not told, the model's config.json is not on this machine; say --assume-model 7b"
         console.print(Text(f"\n{text}, or the path of a config.json"), soft_wrap=True)
         return
-    machine, means = wish.machine(), _lengths(config, wish)
+    machine, means = wish.machine(config), _lengths(config, wish)
     found = forecast(config, models, bounded(means), means, machine)
     for line in (*_memory(config, models, found, machine, means, name), *_time(config, found, machine, means, wish)):
         console.print(Text(line), soft_wrap=True)
@@ -109,15 +116,14 @@ def _memory(
     config: RunConfig, models: Models, found: Forecast, machine: Machine, means: Lengths, name: str
 ) -> list[str]:
     peaks, top = found.peaks, found.highest
-    where = "of this process" if machine.gpu_bytes is None else "of each GPU"
-    limit = machine.gpu_bytes or host.memory()
+    where, limit, whose = _place(config, machine)
     bounds = f"prompts of {means.longest_prompt:,} and responses of {means.longest_response:,} tokens"
     lines = ["", f"memory {where}, {_count(models.actor.weights)} weights ({name}), {bounds}", ""]
     lines += memory_lines(peaks, top.phase, "highest")
     if limit is None:
         return [*lines, "", "how much memory there is, this system does not say"]
     unit, unit_name = unit_of(peaks)
-    there = f"{size(limit, unit)} {unit_name} there are"
+    there = f"{size(limit, unit)} {unit_name} there are{whose}"
     if top.total <= limit:
         lines += ["", f"fits: {size(top.total, unit)} of the {there}"]
     else:
@@ -130,8 +136,22 @@ def _memory(
         lines.append("counted, not measured on a GPU: leave a tenth for what no part names (fragments, libraries)")
         if config.actor_rollout_ref.rollout_provider == "vllm":
             share = config.actor_rollout_ref.vllm.memory_share
-            lines.append(f"engine: {share:.0%} of each GPU, kept for as long as the run lives")
+            awake = "while answers are written and rewarded; it sleeps in score and update"
+            lines.append(f"engine: {100 * share:.3g}% of each GPU (actor_rollout_ref.vllm.memory_share), {awake}")
     return lines
+
+
+def _place(config: RunConfig, machine: Machine) -> tuple[str, float | None, str]:
+    """What the table is of, how many bytes there are for it, and whose they are where that is not plain."""
+    if machine.gpu_bytes is not None:
+        return "of each GPU", machine.gpu_bytes, ""
+    ranks, here, memory = config.num_ranks, _ranks_here(config), host.memory()
+    if ranks == 1:
+        return "of this process", memory, ""
+    where = f"of each of {ranks} ranks"
+    if here == 1:
+        return where, memory, " on a machine like this one, if Ray puts no other rank there"
+    return where, None if memory is None else memory / here, f" for each: {here} ranks share this machine's memory"
 
 
 def _count(weights: int) -> str:
@@ -157,7 +177,10 @@ def _remedies(
             f"  these do not suffice: {missing / GIB:,.1f} GiB are missing" if tried else "  nothing to change"
         )
     if machine.gpu_bytes is None:
-        lines.append("  left: a smaller model, shorter responses (actor_rollout_ref.max_tokens), or another machine")
+        fewer = "fewer ranks, " if _ranks_here(config) > 1 else ""
+        lines.append(
+            f"  left: {fewer}a smaller model, shorter responses (actor_rollout_ref.max_tokens), or another machine"
+        )
         return lines
     ranks = enough_ranks(config, lambda c: setup_of(c, models, bounded(means), machine), limit)
     if ranks is not None:
@@ -182,4 +205,7 @@ def _time(config: RunConfig, found: Forecast, machine: Machine, means: Lengths, 
         return [*lines, f"  {gpus.SOURCE}" + ("; the peak as said" if wish.rate else "")]
     assert machine.rate is not None
     how = "measured now" if wish.measure else "as said" if wish.rate else "kept from another machine: --measure, --rate"
-    return [*lines, f"  products at {machine.rate / 1e9:,.0f} GFLOP/s on {machine.cores} core(s), {how}"]
+    ranks = _ranks_here(config)
+    shared = f" for each of {ranks} ranks, which share {host.all_cores()}" if ranks > 1 else ""
+    on = f"{_cores_each(config):.3g} core(s){shared}"
+    return [*lines, f"  products at {machine.rate / 1e9:,.0f} GFLOP/s on {on}, {how}"]

@@ -23,6 +23,7 @@ OTHER_AUTO = {
     "training.dtype": "bfloat16 on a GPU that has it, else float32",
     "actor_rollout_ref.rollout_slots": "64 on a CPU, 256 on a GPU",
     "training.resume": "the run folder's newest checkpoint, if there is one",
+    "cluster.address": "the Ray cluster that this machine belongs to",
 }
 """What `auto` means where neither posture nor length decides it."""
 
@@ -75,7 +76,7 @@ def values_table(loaded: Loaded, posture: Posture) -> Table:
         if key in sections:
             continue
         origin = loaded.origins.get(key, "default")
-        if value == "auto":
+        if value == "auto" and (key in AUTO_KEYS or key in OTHER_AUTO or key == "algorithm.kl_estimator"):
             value, origin = _auto(key, posture), "auto" if origin == "default" else f"auto, {origin}"
         table.add_row(Text(key), Text(_shown(value)), Text(origin, style="" if origin != "default" else "dim"))
     return table

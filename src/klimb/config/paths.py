@@ -139,7 +139,7 @@ def _check_engine(config: RunConfig) -> None:
 def only_alone(config: RunConfig) -> list[str]:
     """What is set beside trainer fsdp that this version does in one process only, or on a Ray cluster."""
     t, on_ray = config.training, config.cluster.kind == "ray"
-    if t.trainer == "single" and not on_ray:
+    if config.is_alone:
         return []
     found = {
         VLLM: config.actor_rollout_ref.rollout_provider == "vllm" and not on_ray,

@@ -313,6 +313,11 @@ class RunConfig(Section):
         return on_ray or self.training.num_processes
 
     @property
+    def is_alone(self) -> bool:
+        """Whether one process is all there is: ranks on Ray are fsdp's, whatever training.trainer says."""
+        return self.training.trainer == "single" and self.cluster.kind != "ray"
+
+    @property
     def needs_critic(self) -> bool:
         return self.algorithm.estimator.needs_critic
 

@@ -58,12 +58,20 @@ def changes(config: RunConfig, setup_of: SetupOf, limit: float) -> list[Change]:
     return out
 
 
+def on_ranks(ranks: int, on_ray: bool) -> tuple[str, ...]:
+    """The overrides that mean so many ranks. Ray reads its own key, and its ranks are always fsdp's."""
+    if on_ray:
+        return (f"cluster.num_workers={ranks}",)
+    trainer = "fsdp" if ranks > 1 else "single"
+    return (f"training.trainer={trainer}", f"training.num_processes={ranks}")
+
+
 def enough_ranks(config: RunConfig, setup_of: SetupOf, limit: float) -> int | None:
     """The smallest power of two of GPUs on which it would fit, all changes made that this version has; None beyond
     MOST_RANKS."""
-    ranks = config.training.num_processes
+    ranks = config.num_ranks
     while (ranks := 2 * ranks) <= MOST_RANKS:
-        more = with_overrides(config, ["training.trainer=fsdp", f"training.num_processes={ranks}"])
+        more = with_overrides(config, on_ranks(ranks, config.cluster.kind == "ray"))
         if highest(setup_of(more)).total <= limit:
             return ranks
         found = [change for change in changes(more, setup_of, limit) if change.available]
@@ -114,7 +122,7 @@ def _forwards(config: RunConfig, now: Setup, limit: float) -> Attempt:
 
 
 def _offload(config: RunConfig, now: Setup, limit: float) -> Attempt:
-    if now.kind == "cuda" and config.training.trainer == "single":
+    if now.kind == "cuda" and config.is_alone:
         yield "Keep the optimizer's moments in the host's memory", "training.offload.optimizer=true"
     elif now.kind == "cuda":
         yield "Keep the optimizer's moments in the host's memory (not with fsdp in this version)", None

@@ -69,7 +69,7 @@ class Speed:
     link: float
 
 
-def cpu_speed(rate: float, cores: int, fitted: Mapping[str, float] = FITTED) -> Speed:
+def cpu_speed(rate: float, cores: float, fitted: Mapping[str, float] = FITTED) -> Speed:
     """rate: operations per second of a large product on all cores. What is not a product takes as much longer than on
     the machine of the fit as one core's products do, and is done by one core at a time."""
     slower = fitted["rate"] * cores / rate

@@ -20,12 +20,13 @@ from klimb.estimate.shapes import Shape, read
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """gpu_bytes: memory of each GPU, None for a CPU; rate: operations per second of a large product on one device (of a
-    GPU the published peak, None: gpus.PEAK); cores: threads of a rank on a CPU."""
+    """gpu_bytes: memory of each GPU, None for a CPU; rate: operations per second of a large product in one rank, while
+    the others work too (of a GPU the published peak, None: gpus.PEAK); cores: those that a rank on a CPU works with, at
+    least 1: a part of one is a lower rate."""
 
     gpu_bytes: float | None
     rate: float | None
-    cores: int
+    cores: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,6 @@ def _lasting(s: Setup, fitted: Mapping[str, float]) -> dict[str, float]:
         "process": _process(s, fitted),
         "weights": FLOAT * sum(roles) / s.ranks,
         "optimizer": 0.0 if s.offloads else 2 * FLOAT * trained_weights(s) / s.ranks,
-        "engine": s.engine or 0.0,
     }
 
 
@@ -107,9 +106,9 @@ def trained_weights(s: Setup) -> int:
 
 
 def _rollout(s: Setup) -> dict[str, float]:
-    """The decode's last step, or the reading of the prompts where that takes more."""
+    """The decode's last step, or the reading of the prompts where that takes more; with an engine what that has."""
     if s.engine is not None:
-        return {}
+        return {"engine": s.engine}
     a, rows, ln = s.actor, min(s.slots, s.phase), s.lengths
     places = ln.longest_prompt + -(-ln.longest_response // GROWTH) * GROWTH
     cache = 2 * a.layers * rows * a.keys * places * s.wide
@@ -127,11 +126,13 @@ def _rollout(s: Setup) -> dict[str, float]:
 
 
 def _reward(s: Setup, scorer: Shape) -> dict[str, float]:
-    """The reward model's forward of its largest batch, padded, in float32."""
+    """The reward model's forward of its largest batch, padded, in float32, beside an engine, which goes to sleep once
+    all answers are rewarded (klimb.phase)."""
     tokens = min(s.phase, s.value_rows) * (s.lengths.longest_prompt + s.lengths.longest_response)
     return {
         "activations": forward_bytes(scorer, min(tokens, max(s.token_budget, 1)), FLOAT),
         "gathered": _gathered(s, scorer),
+        "engine": s.engine or 0.0,
     }
 
 

@@ -60,8 +60,8 @@ class Setup:
     kind: cpu or cuda. wide: bytes of a number in the compute dtype. scorer: of the reward model. phase, step: episodes
     of a rollout phase, of an optimizer step; rows, budget: most rows and tokens of one forward in the update;
     value_rows: most rows of the critic's pass before it; token_budget: most tokens of that and of the reward model's.
-    old: whether the old policy's forward is made. engine: bytes that a separate engine keeps. adapter: weights that
-    LoRA trains in place of the actor's, which then are the reference's too; None without.
+    old: whether the old policy's forward is made. engine: bytes that a separate engine has while it is awake. adapter:
+    weights that LoRA trains in place of the actor's, which then are the reference's too; None without.
     """
 
     kind: str
