@@ -19,7 +19,6 @@ import torch
 
 from klimb.config.scale import ClusterConfig
 from klimb.errors import ConfigError, KlimbError, MissingExtra
-from klimb.interrupt import handling
 from klimb.processes import Notes, Stopping, backend, guarded
 
 T = TypeVar("T")
@@ -67,7 +66,7 @@ def run_on_ray(
         ),
     )
     try:
-        with handling(Stopping(notes, _interrupt)):
+        with Stopping(notes, _interrupt).listening():
             _beside(trainer.fit)
     except Exception as error:
         notes.raise_error()

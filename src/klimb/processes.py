@@ -5,6 +5,7 @@ torch elastic starts, watches and restarts them; klimb only says what each one r
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -163,11 +164,21 @@ class Stopping:
     def __init__(self, notes: Notes, end: Callable[[], None]) -> None:
         self._notes, self._end = notes, end
 
+    @contextmanager
+    def listening(self) -> Generator[None]:
+        level = logging.root.manager.disable
+        try:
+            with handling(self):
+                yield
+        finally:
+            logging.disable(level)
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._notes.stop.exists():
             self._end()
             return
         self._notes.stop.touch()
+        logging.disable(logging.CRITICAL)  # torch and Ray log every rank that ends as a failure
         os.write(2, STOPPING)
 
 
@@ -195,7 +206,7 @@ def start(work: Callable[..., T], arguments: tuple[Any, ...], num_processes: int
         )
         results: dict[int, T] = {}
         try:
-            with handling(Stopping(notes, _kill_ranks)):
+            with Stopping(notes, _kill_ranks).listening():
                 results = elastic_launch(launch, _in_child)(work, arguments, notes, os.getpid())
         except ChildFailedError as error:
             notes.raise_error()
