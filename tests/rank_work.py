@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import PreTrainedModel
 
 from klimb.batch import Split, forward_lengths, split_phase
 from klimb.config.scale import LoraSettings
 from klimb.config.schema import RunConfig
 from klimb.errors import KlimbError
 from klimb.learn import Roles, estimate_advantages, is_on_policy, score_tokens
-from klimb.models.attention import recompute_activations
+from klimb.models.attention import Packed, recompute_activations, through
+from klimb.models.forward import autocast, token_scores
 from klimb.models.load import body_of
 from klimb.models.lora import add_lora, weights_for_engine
-from klimb.models.sharded import shard, whole
+from klimb.models.sharded import run, shard, whole
 from klimb.processes import joined
 from klimb.ranks import ALONE, Ranks
 from klimb.types import Batch
@@ -64,7 +66,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         mesh = init_device_mesh("cpu", (ranks.size,))
         for model in (roles.actor, *([] if case.lora else [roles.reference]), roles.critic):
             if model is not None:
-                shard(model, mesh, torch.float32)
+                shard(model, mesh, recipe.dtype)
     actor, critic = adamw(roles.actor, 1e-3), None if roles.critic is None else adamw(roles.critic, 1e-3)
     metrics = list[dict[str, float]]()
     for number, batch in enumerate(phases):
@@ -108,6 +110,30 @@ def five_steps_of_all(cases: Sequence[Case], again: bool) -> list[Outcome] | Non
 
 def alone(case: Case) -> Outcome:
     return five_steps(case, ALONE)
+
+
+def hidden_states(model: PreTrainedModel, dtype: torch.dtype) -> Tensor:
+    """[12, H] of two rows that lie end to end."""
+    positions = torch.tensor([*range(7), *range(5)])[None]
+    with torch.no_grad(), autocast(model.device, dtype):
+        return run(model, through, body_of(model), torch.arange(5, 17)[None], positions, Packed.of([7, 5]))[0]
+
+
+def hidden_of_all(names: Sequence[str], again: bool) -> dict[str, tuple[Tensor, bool]]:
+    """Of models in bfloat16, by architecture; and whether a backward through them gives finite gradients."""
+    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
+    torch.set_num_threads(1)
+    found = dict[str, tuple[Tensor, bool]]()
+    with joined(config) as ranks:
+        for name in names:
+            model, batch = tiny_model(name), make_phase(tiny_model(name), [1.0, 0.0])
+            shard(model, init_device_mesh("cpu", (ranks.size,)), torch.bfloat16)
+            hidden = hidden_states(model, torch.bfloat16)
+            inputs = (batch.tokens, batch.attention, batch.mask, 1.0, torch.bfloat16)
+            token_scores(model, *inputs).logprobs.sum().backward()
+            norms = [whole(p.grad).norm() for p in model.parameters() if p.grad is not None]
+            found[name] = hidden, bool(torch.stack(norms).isfinite().all())
+    return found
 
 
 def say_rank(word: str, again: bool) -> str:

@@ -7,7 +7,8 @@ import torch
 
 from klimb.processes import start
 from klimb.ranks import ALONE, Ranks
-from tests.rank_work import COLUMNS, Case, Outcome, alone, five_steps_of_all
+from tests.rank_work import COLUMNS, Case, Outcome, alone, five_steps_of_all, hidden_of_all, hidden_states
+from tests.tiny_models import tiny_model
 
 KL = {"kl_in_loss": True}
 CASES = (
@@ -73,6 +74,24 @@ def test_ranks_agree_with_one_process_on_recorded_rollouts(of_one: dict[str, Out
         for name, weight in expected.weights.items():
             worst = float((found.weights[name] - weight).abs().max())
             assert worst < 1e-4, (case.name, name)
+
+
+@pytest.mark.slow
+def test_in_bfloat16_ranks_compute_what_one_process_does_under_autocast() -> None:
+    """To the last bit while the norms' weights are numbers of bfloat16, as 1 is. Where a LayerNorm takes no mixed input
+    (on a CPU) what blocks add to is narrow: 8 bits of values up to 4, in some sums."""
+    names = ("llama", "qwen2", "gpt2", "gptneox")
+    found = start(hidden_of_all, (names,), 2, 0)
+    assert found is not None
+    for name in names:
+        hidden, has_gradient = found[name]
+        assert has_gradient, name
+        one = hidden_states(tiny_model(name), torch.bfloat16)
+        assert not torch.equal(one, hidden_states(tiny_model(name), torch.float32)), name
+        if name in ("llama", "qwen2"):
+            assert torch.equal(hidden, one), name
+        else:
+            assert float((hidden.float() - one.float()).abs().max()) < 0.1, name
 
 
 def test_the_cases_move_the_policy(of_one: dict[str, Outcome]) -> None:
