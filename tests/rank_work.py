@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
 from klimb.batch import Split, forward_lengths, split_phase
+from klimb.build import Division, build_components, make_division, make_pool
 from klimb.config.scale import LoraSettings
 from klimb.config.schema import RunConfig
 from klimb.errors import KlimbError
@@ -26,7 +28,18 @@ from klimb.processes import joined
 from klimb.ranks import ALONE, Ranks
 from klimb.types import Batch
 from klimb.update import update
-from tests.tiny_models import adamw, apart_roles, make_phase, make_recipe, tiny_model
+from tests.tiny_models import (
+    CPU,
+    adamw,
+    apart_roles,
+    byte_tokenizer,
+    make_phase,
+    make_prompts,
+    make_recipe,
+    make_requests,
+    sample,
+    tiny_model,
+)
 
 RAGGED: list[float | None] = [1.0, 0.0, 0.5, 0.2, None, 2.0, -1.0, 0.3, 0.9, -0.4, 0.1]
 COLUMNS = ("policy/loss", "policy/grad_norm", "kl/k3", "value/loss", "value/grad_norm", "policy/entropy")
@@ -134,6 +147,28 @@ def hidden_of_all(names: Sequence[str], again: bool) -> dict[str, tuple[Tensor, 
             norms = [whole(p.grad).norm() for p in model.parameters() if p.grad is not None]
             found[name] = hidden, bool(torch.stack(norms).isfinite().all())
     return found
+
+
+def scores(folder: Path, division: Division | None) -> list[float | None]:
+    """By the reward model in the folder, in a run that computes in bfloat16."""
+    component = build_components(_scoring(folder), make_pool(_scoring(folder)), byte_tokenizer(), CPU, division)[0]
+    samples = sample(tiny_model(), make_requests(make_prompts([3, 7, 5]), 2))
+    return [outcome.value for outcome in component.score(samples)]
+
+
+def scores_of_all(folder: Path, again: bool) -> list[float | None]:
+    torch.set_num_threads(1)
+    with joined(_scoring(folder)) as ranks:
+        return scores(folder, make_division(_scoring(folder), ranks, CPU))
+
+
+def _scoring(folder: Path) -> RunConfig:
+    tree = {
+        "actor_rollout_ref": {"model_path": ""},
+        "reward_model": {"model_path": str(folder)},
+        "training": {"trainer": "fsdp", "dtype": "bfloat16"},
+    }
+    return RunConfig.model_validate(tree)
 
 
 def say_rank(word: str, again: bool) -> str:

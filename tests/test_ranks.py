@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import LlamaForSequenceClassification
 
 from klimb.processes import start
 from klimb.ranks import ALONE, Ranks
-from tests.rank_work import COLUMNS, Case, Outcome, alone, five_steps_of_all, hidden_of_all, hidden_states
-from tests.tiny_models import tiny_model
+from tests.rank_work import (
+    COLUMNS,
+    Case,
+    Outcome,
+    alone,
+    five_steps_of_all,
+    hidden_of_all,
+    hidden_states,
+    scores,
+    scores_of_all,
+)
+from tests.tiny_models import byte_tokenizer, tiny_model
 
 KL = {"kl_in_loss": True}
 CASES = (
@@ -92,6 +105,17 @@ def test_in_bfloat16_ranks_compute_what_one_process_does_under_autocast() -> Non
             assert torch.equal(hidden, one), name
         else:
             assert float((hidden.float() - one.float()).abs().max()) < 0.1, name
+
+
+@pytest.mark.slow
+def test_the_reward_model_is_float32_whatever_the_ranks_compute_in(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForSequenceClassification(tiny_model(num_labels=1).config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    expected = scores(tmp_path, None)
+    assert len(set(expected)) == 6
+    assert start(scores_of_all, (tmp_path,), 2, 0) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_cases_move_the_policy(of_one: dict[str, Outcome]) -> None:
