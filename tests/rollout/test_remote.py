@@ -73,7 +73,7 @@ def test_an_engine_that_cannot_start_ends_the_run_at_once_and_is_named(
     model, runs = build_tiny_model(tmp_path / "odd", head_dim=32, hidden=96, heads=3), tmp_path / "runs"
     together = {**ON_RAY, "actor_rollout_ref.vllm.tensor_parallel": 2}  # which cannot divide three heads
     process = popen(train_command(config_of((model, parts[1]), runs, 2, **together), runs))
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=800)
     assert process.returncode == 2, output[-3000:]
     text = " ".join(output.split())
     assert "odd: vLLM cannot be started on this model here: " in text
