@@ -20,7 +20,8 @@ from klimb.clock import Clock, Exhausted
 from klimb.doctor.finding import Facts
 from klimb.exhaustion import NAME, LastWords, OutOfMemory, Words, explain, kills, left_behind, obituary
 from klimb.malloc import is_exhausted
-from tests.tiny_runs import build_tiny_model, tiny_config, tiny_tree, write_config, write_inputs
+from klimb.rollout.hf import HFSampler
+from tests.tiny_runs import build_tiny_model, rows, tiny_config, tiny_tree, write_config, write_inputs
 
 CPU = torch.device("cpu")
 
@@ -43,6 +44,12 @@ def test_what_torch_and_python_raise_is_recognised_and_nothing_else() -> None:
     assert is_exhausted(caught.value)
     assert is_exhausted(MemoryError())
     assert is_exhausted(torch.OutOfMemoryError("CUDA out of memory"))
+    for text in (
+        "CUDA error: out of memory\nCUDA kernel errors might be",
+        "CUDA Error: out of memory at csrc/cumem.cpp",
+    ):
+        assert is_exhausted(RuntimeError(text))
+    assert not is_exhausted(RuntimeError("the mailbox is out of memory cards"))
     with pytest.raises(RuntimeError) as other:
         torch.zeros(2) @ torch.zeros(3)
     assert not is_exhausted(other.value)
@@ -89,6 +96,25 @@ def test_a_run_that_is_refused_memory_names_phase_peaks_and_remedies(
     monkeypatch.setattr(loop, "update", whole)
     assert klimb.train(config).finished
     assert not (tmp_path / "runs" / "run" / NAME).exists()
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_weights_that_find_no_room_in_the_engine_are_the_rollouts(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Before the first turn, and behind the second one's update."""
+    calls = 0
+
+    def load_weights(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp")
+
+    monkeypatch.setattr(HFSampler, "load_weights", load_weights)
+    with pytest.raises(OutOfMemory, match="memory ran out in the phase 'rollout'"):
+        klimb.train(tiny_config(*parts, tmp_path / "runs", **{"eval.before_training": False}))
+    assert len(rows(tmp_path / "runs" / "run")) == max(0, at - 2)
 
 
 def test_remedies_of_the_rollout_are_others_than_those_of_the_update() -> None:

@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 import klimb
+from klimb.config.schema import RunConfig
+from klimb.models.load import critic_from
 from klimb.offload import HOST, at_work, park_states, states_at_work
-from tests.tiny_models import adamw, tiny_model, weights_of
+from klimb.ranks import ALONE
+from klimb.snapshot import Parts, State, fill, restore
+from klimb.update import Trainable
+from tests.tiny_models import adamw, byte_tokenizer, tiny_model, weights_of
 from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
 
 OFF: dict[str, Any] = {"training.offload": {"params": True, "optimizer": True}}
@@ -46,6 +51,40 @@ def test_states_that_wait_give_the_same_steps() -> None:
         found.append(weights_of(model))
     assert torch.equal(*found)
     assert not torch.equal(found[0], weights_of(tiny_model()))
+
+
+@pytest.mark.parametrize(
+    ("place", "waits", "home"), [("meta", False, "meta"), ("meta", True, "cpu"), (None, False, "cpu")]
+)
+def test_restored_states_are_where_the_steps_are_made(
+    tmp_path: Path, place: str | None, waits: bool, home: str
+) -> None:
+    """A critic that waits for its update is on the host while a checkpoint is read. meta stands for a GPU."""
+    trained = adamw(critic_from(tiny_model()), lr=1e-2)
+    for parameter in trained.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    trained.optimizer.step()
+    (tmp_path / "saved").mkdir()
+    fill(tmp_path / "saved", parts_of(trained), State(step=1), {})
+    waiting = adamw(critic_from(tiny_model()), lr=1e-2)
+    waiting.place, waiting.states_wait = None if place is None else torch.device(place), waits
+    restore(tmp_path / "saved", parts_of(waiting))
+    states = [value for state in waiting.optimizer.state.values() for value in state.values()]
+    assert len(states) == 3 * len(list(waiting.module.parameters()))
+    assert {value.device.type for value in states} == {home}
+    assert next(waiting.module.parameters()).device == HOST
+
+
+def parts_of(critic: Trainable) -> Parts:
+    return Parts(
+        config=RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}}),
+        tokenizer=byte_tokenizer(),
+        actor=adamw(tiny_model(), lr=1e-2),
+        critic=critic,
+        stateful={},
+        offsets={},
+        ranks=ALONE,
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, where things do move")

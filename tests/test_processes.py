@@ -4,6 +4,7 @@ the death of one."""
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from transformers import AutoModelForCausalLM
 import klimb
 from klimb import checkpoint
 from klimb.config.schema import RunConfig
-from klimb.errors import ConfigError, KlimbError
+from klimb.errors import ConfigError, KlimbError, MissingExtra
 from klimb.processes import as_started, start
 from tests.rank_work import fail_on, say_rank
 from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
@@ -248,6 +249,14 @@ def test_ranks_return_what_the_first_one_did_and_mistakes_end_them_once() -> Non
     for rank in (0, 1):
         with pytest.raises(KlimbError, match=f"mistake of rank {rank}"):
             start(fail_on, (rank,), 2, 3)
+
+
+def test_a_missing_package_is_named_by_another_process_too() -> None:
+    """Errors go from rank to rank, and out of Ray's actors, by pickle."""
+    error = MissingExtra("vllm", "vllm", "rollout_provider=vllm")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is MissingExtra
+    assert str(again) == str(error)
 
 
 def test_ranks_from_outside_are_counted_or_refused(

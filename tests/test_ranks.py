@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import LlamaForSequenceClassification
 
 from klimb.processes import start
 from klimb.ranks import ALONE, Ranks
-from tests.rank_work import COLUMNS, Case, Outcome, alone, five_steps_of_all
+from tests.rank_work import (
+    COLUMNS,
+    Case,
+    Outcome,
+    alone,
+    five_steps_of_all,
+    hidden_of_all,
+    hidden_states,
+    scores,
+    scores_of_all,
+)
+from tests.tiny_models import byte_tokenizer, tiny_model
 
 KL = {"kl_in_loss": True}
 CASES = (
@@ -73,6 +87,35 @@ def test_ranks_agree_with_one_process_on_recorded_rollouts(of_one: dict[str, Out
         for name, weight in expected.weights.items():
             worst = float((found.weights[name] - weight).abs().max())
             assert worst < 1e-4, (case.name, name)
+
+
+@pytest.mark.slow
+def test_in_bfloat16_ranks_compute_what_one_process_does_under_autocast() -> None:
+    """To the last bit while the norms' weights are numbers of bfloat16, as 1 is. Where a LayerNorm takes no mixed input
+    (on a CPU) what blocks add to is narrow: 8 bits of values up to 4, in some sums."""
+    names = ("llama", "qwen2", "gpt2", "gptneox")
+    found = start(hidden_of_all, (names,), 2, 0)
+    assert found is not None
+    for name in names:
+        hidden, has_gradient = found[name]
+        assert has_gradient, name
+        one = hidden_states(tiny_model(name), torch.bfloat16)
+        assert not torch.equal(one, hidden_states(tiny_model(name), torch.float32)), name
+        if name in ("llama", "qwen2"):
+            assert torch.equal(hidden, one), name
+        else:
+            assert float((hidden.float() - one.float()).abs().max()) < 0.1, name
+
+
+@pytest.mark.slow
+def test_the_reward_model_is_float32_whatever_the_ranks_compute_in(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForSequenceClassification(tiny_model(num_labels=1).config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    expected = scores(tmp_path, None)
+    assert len(set(expected)) == 6
+    assert start(scores_of_all, (tmp_path,), 2, 0) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_cases_move_the_policy(of_one: dict[str, Outcome]) -> None:

@@ -16,7 +16,9 @@ from klimb.playground.tokenizer import train_tokenizer
 VOLATILE = ("time/", "perf/", "memory/")
 
 
-def build_tiny_model(folder: Path, seed: int = 0, dropout: float = 0.0, head_dim: int = 16, hidden: int = 32) -> Path:
+def build_tiny_model(
+    folder: Path, seed: int = 0, dropout: float = 0.0, head_dim: int = 16, hidden: int = 32, heads: int = 2
+) -> Path:
     """Tokenizer and a two-layer model with peaked random weights."""
     texts = [f"What is {a} + {b}? answer: {a + b}" for a in range(12) for b in range(12)]
     train_tokenizer(texts, 120, folder)
@@ -27,7 +29,7 @@ def build_tiny_model(folder: Path, seed: int = 0, dropout: float = 0.0, head_dim
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=heads,
         head_dim=head_dim,
         max_position_embeddings=128,
         bos_token_id=tokenizer.bos_token_id,

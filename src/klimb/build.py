@@ -130,10 +130,10 @@ def load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase, screen: Scr
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """How models are divided among ranks. divide: in place."""
+    """How models are divided among ranks. divide: in place; its blocks then compute in this dtype."""
 
     ranks: Ranks
-    divide: Callable[[nn.Module], None]
+    divide: Callable[[nn.Module, torch.dtype], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +145,11 @@ class Device:
     division: Division | None
 
 
-def make_division(config: RunConfig, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Division | None:
+def make_division(config: RunConfig, ranks: Ranks, device: torch.device) -> Division | None:
     if config.training.trainer == "single":
         return None
     mesh = init_device_mesh(device.type, (ranks.size,))
-    return Division(ranks=ranks, divide=lambda module: shard(module, mesh, dtype))
+    return Division(ranks=ranks, divide=lambda module, dtype: shard(module, mesh, dtype))
 
 
 def make_pool(config: RunConfig) -> WorkerPool:
@@ -181,7 +181,7 @@ def build_components(
             policy_tokenizer=tokenizer,
             device=device,
             ranks=ALONE if division is None else division.ranks,
-            divide=None if division is None else division.divide,
+            divide=None if division is None else lambda module: division.divide(module, torch.float32),
         )
         components = (*components, model)
     if division is None:
@@ -236,7 +236,7 @@ def build_run(
     if not data.train:
         raise ConfigError("data.train_files is empty; name at least one file, or task:arithmetic")
     counts = count(config, posture, len(data.train))
-    division = make_division(config, ranks, device, dtype)
+    division = make_division(config, ranks, device)
     components = build_components(config, pool, tokenizer, device, division)
     _check_eval(config, data, components)
     # Models to be divided are loaded whole into host memory: of the device's each rank needs its part only.
@@ -247,7 +247,7 @@ def build_run(
     sampler = make_sampler(config, actor_model, tokenizer, on, data.longest + r.max_tokens)
     roles, wait = _offloaded(config, _roles(config, posture, actor_model, place), device, screen)
     floor = _floor(roles, measured_rate(device, dtype) * ranks.size)
-    _prepare(roles, t.activation_checkpointing, division)
+    _prepare(roles, t.activation_checkpointing, on)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture).model_dump(mode="json")
     actor_schedule = make_schedule(config, actor_steps(config, counts), posture.lr)
@@ -306,7 +306,7 @@ def make_sampler(
     r, num_slots = config.actor_rollout_ref, slots(config, device.device)
     if r.rollout_provider == "vllm":
         settings = EngineSettings(
-            folder=model_folder(r.model_path),
+            folder=model_folder(r.model_path).resolve(),  # another process need not be in this one's folder
             slots=num_slots,
             context=context,
             dtype=device.dtype,
@@ -329,18 +329,18 @@ def _floor(roles: Roles, rate: float) -> Floor:
     return Floor(rate=rate, actor=cost_of(roles.actor), critic=critic)
 
 
-def _prepare(roles: Roles, checkpointing: bool, division: Division | None) -> None:
+def _prepare(roles: Roles, checkpointing: bool, on: Device) -> None:
     """Activation checkpointing inside of what is divided: a block is gathered before it runs again."""
     if checkpointing:
         recompute_activations(body_of(roles.actor))
         if roles.critic is not None:
             recompute_activations(roles.critic.body)
-    if division is None:
+    if on.division is None:
         return
-    division.divide(roles.actor)
+    on.division.divide(roles.actor, on.dtype)
     for model in (roles.reference, roles.critic):
         if model is not None and model is not roles.actor:
-            division.divide(model)
+            on.division.divide(model, on.dtype)
 
 
 def load_policy(config: RunConfig, folder: Path, device: torch.device) -> PreTrainedModel:

@@ -12,6 +12,8 @@ The command line prints the message of a `KlimbError` without a traceback and ex
 else that escapes is a defect of klimb and exits with 1.
 """
 
+from __future__ import annotations
+
 
 class KlimbError(Exception):
     """The user's to mend. The text is the whole message: no traceback is shown with it."""
@@ -41,7 +43,12 @@ class MissingExtra(KlimbError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, needed_for: str) -> None:
+        self._given = (package, extra, needed_for)
         super().__init__(
             f"{needed_for} needs the package '{package}', which is not installed. "
             f"Install it with: pip install 'klimb[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str, str]]:
+        """Else pickle would make it again from its text alone, and fail: it comes from other processes too."""
+        return type(self), self._given

@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from klimb.batch import Minibatch
@@ -49,7 +48,7 @@ class Fallback:
                     raise
             # Not in the handler: the error holds the frames of the attempt, and with them its tensors.
             undo()
-            _give_back()
+            give_back()
             if self.halvings == 0:
                 rows = max(len(part) for part in now)
                 self.say(
@@ -79,9 +78,3 @@ def kept(state: Any) -> Callable[[], None]:
         vars(state).update(deepcopy(before))
 
     return put_back
-
-
-def _give_back() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    give_back()

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from klimb import checkpoint, snapshot
+from klimb.clock import Clock
 from klimb.config.counts import count
 from klimb.config.load import with_overrides
 from klimb.config.posture import filled, resolve
@@ -20,8 +21,7 @@ from klimb.config.schema import RunConfig
 from klimb.derive import actor_steps, make_controller, make_recipe, make_schedule, make_split
 from klimb.doctor.finding import Facts, Finding
 from klimb.ladder import Intervention, all_overrides, climb
-from klimb.models.lora import weights_for_engine
-from klimb.run import Run, run_parts
+from klimb.run import Run, renew_engine, run_parts
 from klimb.runlog import json_line
 from klimb.snapshot import State
 from klimb.update import Trainable
@@ -109,7 +109,7 @@ def roll_back(run: Run, state: State, alarms: Sequence[Finding]) -> tuple[Run, S
     back = replace(restored.state, interventions=(*state.interventions, intervention))
     of_source = with_overrides(run.base_config, all_overrides(restored.state.interventions))
     run = retuned(run, of_source, with_overrides(run.config, overrides), raised or rung == "kl")
-    run.sampler.load_weights(weights_for_engine(run.roles.actor), back.step)
+    renew_engine(run, back.step, Clock(run.roles.actor.device))
     run.log.set_aside(restored.offsets, f"abandoned-{intervention.number}")
     back = _save(run, back, restored)
     forget(run, back.step)

@@ -24,9 +24,8 @@ from klimb.floor import Work
 from klimb.interrupt import Interrupt
 from klimb.ladder import is_curable
 from klimb.learn import estimate_advantages, is_on_policy, score_tokens
-from klimb.models.lora import weights_for_engine
 from klimb.phase import Phase, play
-from klimb.run import Run, run_parts
+from klimb.run import Run, renew_engine, run_parts
 from klimb.seeds import derive_seed
 from klimb.snapshot import State
 from klimb.types import TrainBatch
@@ -38,7 +37,7 @@ def train(run: Run, state: State) -> State:
     """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
     guard had nothing left to try: then the newest checkpoint is from before the alarm."""
     interrupt = Interrupt(run.ranks.stop)
-    run.sampler.load_weights(weights_for_engine(run.roles.actor), state.step)
+    renew_engine(run, state.step, _clock(run, state.step))
     with interrupt.listening():
         if state == State():
             row = _before_training(run)
@@ -66,11 +65,15 @@ def train(run: Run, state: State) -> State:
     return state
 
 
+def _clock(run: Run, step: int) -> Clock:
+    return Clock(run.roles.actor.device, partial(run.last_words.say, step))
+
+
 def _before_training(run: Run) -> dict[str, Any]:
     """Where the run starts from, on held-out prompts."""
     row: dict[str, Any] = {"step": 0, "episodes": 0}
     if run.config.eval.before_training and run.eval_prompts:
-        clock = Clock(run.roles.actor.device, partial(run.last_words.say, 0))
+        clock = _clock(run, 0)
         row |= _evaluate(run, 0, clock)
         run.log.metrics({**row, **clock.metrics()})
         run.screen.row(row)
@@ -93,7 +96,7 @@ def _examine(run: Run, state: State, row: dict[str, Any]) -> tuple[Finding, ...]
 def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
     """One on-policy phase, from prompts to a logged row."""
     step, seed = state.step + 1, derive_seed(run.config.training.seed, state.step)
-    clock = Clock(run.roles.actor.device, partial(run.last_words.say, step))
+    clock = _clock(run, step)
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
     phase = play(run, episodes, step, seed, clock)
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None
@@ -112,7 +115,7 @@ def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
             epochs = split_phase(forward_lengths(train_batch), train_batch.group, run.split, seed)  # rows were left out
         actor = None if warming_up else run.actor
         update_metrics = update(actor, run.critic, train_batch, epochs, run.recipe, kl_coef, run.ranks, run.fallback)
-    run.sampler.load_weights(weights_for_engine(run.roles.actor), step)
+    renew_engine(run, step, clock)
     measured = {**score_metrics, **update_metrics}
     # While the critic warms up the policy stays where it is: there is nothing to steer.
     follow_metrics = {} if warming_up else _steer(run, measured, phase.with_token)

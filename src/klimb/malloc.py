@@ -13,10 +13,20 @@ import torch
 # From malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _BYTES = 2**30
+_REFUSALS = (
+    "can't allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "cuda error: out of memory",
+    "cuda out of memory",
+)
 
 
 def give_back() -> None:
-    """Hand what is free at this moment back to the kernel, so that what follows can be measured by itself."""
+    """Hand what is free at this moment back to the kernel, so that what follows can be measured by itself, and to the
+    GPU, whose memory another process may be waiting for."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     _call("malloc_trim", 0)
 
 
@@ -27,11 +37,12 @@ def keep_freed_memory() -> bool:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether an allocator refused: CUDA's, torch's for the CPU (a plain RuntimeError), or Python's."""
+    """Whether an allocator refused: CUDA's, torch's for the CPU (a plain RuntimeError), or Python's. CUDA itself, and
+    libraries that ask it for memory, raise plain RuntimeErrors too."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return any(words in text for words in ("can't allocate memory", "not enough memory", "bad_alloc"))
+    return any(words in text for words in _REFUSALS)
 
 
 def _call(name: str, *args: int) -> bool:

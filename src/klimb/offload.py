@@ -45,8 +45,13 @@ def states_at_work(optimizer: Optimizer, waiting: bool) -> Generator[None]:
 
 def park_states(optimizer: Optimizer) -> None:
     """Let an optimizer's states wait in the host's memory."""
+    move_states(optimizer, HOST)
+
+
+def move_states(optimizer: Optimizer, place: torch.device) -> None:
+    """Let an optimizer's states stay at `place`, wherever their parameters are."""
     for state in optimizer.state.values():
-        _move(state, HOST)
+        _move(state, place)
 
 
 def _move(state: dict[str, object], place: torch.device) -> None:

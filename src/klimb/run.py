@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from klimb import snapshot
 from klimb.algos.kl import KLController
 from klimb.batch import Split
+from klimb.clock import Clock
 from klimb.config.counts import Counts
 from klimb.config.posture import Posture
 from klimb.config.schema import RunConfig
@@ -20,6 +21,7 @@ from klimb.fallback import Fallback
 from klimb.floor import Floor
 from klimb.follow import Follow
 from klimb.learn import Roles
+from klimb.models.lora import weights_for_engine
 from klimb.ranks import Ranks
 from klimb.recipe import Recipe
 from klimb.reward.base import RewardComponent, RewardSettings
@@ -68,6 +70,12 @@ class Run:
     watch: Watch
     last_words: LastWords
     ranks: Ranks
+
+
+def renew_engine(run: Run, version: int, clock: Clock) -> None:
+    """Hand the policy's weights to the engine, which takes memory for them: a part of the rollout."""
+    with clock("rollout"):
+        run.sampler.load_weights(weights_for_engine(run.roles.actor), version)
 
 
 def run_parts(run: Run) -> snapshot.Parts:

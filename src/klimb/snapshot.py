@@ -33,7 +33,7 @@ from klimb.ladder import Intervention
 from klimb.models.load import VALUE_HEAD, Critic
 from klimb.models.lora import check_base, has_adapter, load_adapter, save_adapter, save_plain, weights_for_engine
 from klimb.models.sharded import put, whole
-from klimb.offload import park_states
+from klimb.offload import HOST, move_states
 from klimb.ranks import Ranks
 from klimb.sharded_state import is_sharded, load_optimizers, load_weights, save_optimizers, save_weights
 from klimb.update import Trainable
@@ -184,8 +184,10 @@ def restore(folder: Path, parts: Parts) -> Restored:
     _load_weights(folder, parts)
     _load_optimizers(folder, parts)
     for name, trainable in parts.trainables().items():
-        if trainable.states_wait:
-            park_states(trainable.optimizer)
+        # They were read to where the weights are: a module that waits for its update is not where its steps are made.
+        home = HOST if trainable.states_wait else trainable.place
+        if home is not None:
+            move_states(trainable.optimizer, home)
         trainable.steps = int(record["optimizer_steps"][name])
     for name, part in parts.stateful.items():
         if name not in record:

@@ -67,6 +67,19 @@ def test_two_ranks_with_engines_of_their_own_or_one_together_are_the_run_of_one_
     assert_same_run(alone, folder)
 
 
+def test_an_engine_that_cannot_start_ends_the_run_at_once_and_is_named(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, runs = build_tiny_model(tmp_path / "odd", head_dim=32, hidden=96, heads=3), tmp_path / "runs"
+    together = {**ON_RAY, "actor_rollout_ref.vllm.tensor_parallel": 2}  # which cannot divide three heads
+    process = popen(train_command(config_of((model, parts[1]), runs, 2, **together), runs))
+    output, _ = process.communicate(timeout=800)
+    assert process.returncode == 2, output[-3000:]
+    text = " ".join(output.split())
+    assert "odd: vLLM cannot be started on this model here: " in text
+    assert "rollout_provider=hf samples without vLLM" in text
+
+
 def test_an_engine_that_is_killed_costs_nothing_but_time(parts: tuple[Path, Path], alone: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     process = popen(train_command(config_of(parts, runs, 2, **ON_RAY), runs))

@@ -33,14 +33,21 @@ def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise ModelError(f"training.trainer is fsdp, but no blocks are found to shard in {type(model).__name__}")
-    narrow = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    mixed = MixedPrecisionPolicy() if dtype == torch.float32 else narrow
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=mixed)
+        fully_shard(block, mesh=mesh, mp_policy=_policy(block, mesh, dtype))
     # The head's gradient is added up over chunks of tokens, which float32 alone does without loss.
     fully_shard(model, mesh=mesh)
     setattr(model, PASS, _enter)
     register_fsdp_forward_method(cast(Any, model), PASS)
+
+
+def _policy(block: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """A block is given what it would be given in one process, and autocast narrows what goes into its products: what
+    blocks add to stays in float32. On a CPU a LayerNorm refuses weights that are narrower than its input."""
+    if dtype == torch.float32:
+        return MixedPrecisionPolicy()
+    refuses = mesh.device_type == "cpu" and any(isinstance(module, nn.LayerNorm) for module in block.modules())
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=refuses)
 
 
 def _enter(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:

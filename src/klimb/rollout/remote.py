@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from klimb.errors import MissingExtra
+from klimb.malloc import give_back
 from klimb.models.sharded import whole
 from klimb.ranks import Ranks
 from klimb.rollout.base import Progress, Request, Sampling
@@ -25,7 +26,10 @@ from klimb.types import Sample
 class Engine:
     """What runs in the actor. Weights come as references to what lies in the host's memory."""
 
-    def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    _sampler: VLLMSampler
+
+    def start(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Not in __init__, whose errors Ray hands on as the death of the actor."""
         self._sampler = VLLMSampler(settings, tokenizer)
 
     def load_weights(self, named: Sequence[tuple[str, Any]], version: int) -> None:
@@ -53,9 +57,7 @@ class RemoteSampler:
         self._ranks, self._dtype = ranks, settings.dtype
         self._owners = Ranks(rank=ranks.rank // width, size=ranks.size // width)
         self._engine: Any = None
-        if ranks.rank % width == 0:
-            self._engine = _start(settings, tokenizer)
-        ranks.everywhere(lambda: self._call("sleep"))  # an engine that cannot start says so here, on all ranks
+        ranks.everywhere(lambda: self._start(settings, tokenizer))
 
     def load_weights(self, named_tensors: Iterator[tuple[str, Tensor]], version: int) -> None:
         import ray
@@ -65,6 +67,7 @@ class RemoteSampler:
             full = whole(tensor.detach())
             if self._engine is not None:
                 named.append((name, ray.put(full.to("cpu", self._dtype))))
+        self._make_room()
         self._ranks.everywhere(lambda: self._call("load_weights", named, version))
 
     def generate(
@@ -72,13 +75,15 @@ class RemoteSampler:
     ) -> list[Sample]:
         """One sample per request, in the order of the requests. progress hears of the end alone."""
         share = self._owners.share(requests)
+        self._make_room()
         samples = self._ranks.everywhere(lambda: self._call("generate", share, sampling))
         if progress is not None and samples:
             progress(len(samples), len(requests))
         return samples
 
     def sleep(self) -> None:
-        self._call("sleep")
+        """All ranks return when all engines sleep: one may lie on the GPUs of several."""
+        self._ranks.everywhere(lambda: self._call("sleep"))
 
     def close(self) -> None:
         import ray
@@ -87,6 +92,16 @@ class RemoteSampler:
             self._call("close")
             ray.kill(self._engine)
             self._engine = None
+
+    def _start(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+        """An engine that cannot start says why, as any call does."""
+        if self._ranks.rank % settings.tensor_parallel == 0:
+            self._engine = _actor(settings.tensor_parallel)
+        return self._call("start", settings, tokenizer)
+
+    def _make_room(self) -> None:
+        """Before an engine wakes: it takes memory from GPUs whose unused memory the ranks' allocators keep."""
+        self._ranks.everywhere(lambda: [give_back()])
 
     def _call(self, name: str, *arguments: Any) -> list[Any]:
         """What this rank's engine answers, nothing where it has none. Its errors are raised as if it ran here."""
@@ -101,7 +116,7 @@ class RemoteSampler:
             raise error.cause from None
 
 
-def _start(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _actor(width: int) -> Any:
     try:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -111,9 +126,9 @@ def _start(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase) -> Any:
     actor = ray.remote(Engine).options(
         num_cpus=0,  # a rank waits while its engine works: they take turns with what the rank was given
         scheduling_strategy=here,
-        runtime_env={"env_vars": _gpus(settings.tensor_parallel)},
+        runtime_env={"env_vars": _gpus(width)},
     )
-    return actor.remote(settings, tokenizer)
+    return actor.remote()
 
 
 def _gpus(width: int) -> dict[str, str]:

@@ -32,10 +32,8 @@ class ReplicaSampler:
         device: torch.device,
     ) -> None:
         self._model = freeze(copy.deepcopy(model))
-        if dtype != torch.float32:  # autocast would narrow the same weights in every product, to the same numbers
-            for module in self._model.modules():
-                if type(module) is nn.Linear:
-                    nn.Module.to(module, dtype)
+        if dtype != torch.float32:
+            _narrow(self._model, dtype)
         nn.Module.to(self._model, device)
         self._engine = HFSampler(self._model, tokenizer, slots, dtype)
 
@@ -61,3 +59,12 @@ class ReplicaSampler:
     def close(self) -> None:
         """Nothing is left to let go of but memory."""
         self.sleep()
+
+
+def _narrow(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """In place, the weights that autocast would narrow in every product, to the same numbers. Not those of a head that
+    are the input embedding's too: no product reads them there, and what blocks add to would be narrow."""
+    embedding = model.get_input_embeddings().weight
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight is not embedding:
+            nn.Module.to(module, dtype)

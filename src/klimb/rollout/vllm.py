@@ -22,6 +22,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from klimb.data.chat import decode_response
 from klimb.errors import MissingExtra, ModelError
+from klimb.malloc import give_back
 from klimb.rollout.base import Progress, Request, Sampling
 from klimb.types import FinishReason, Sample
 
@@ -190,8 +191,10 @@ class VLLMSampler:
         return [(name, tensor.to("cpu", self._settings.dtype)) for name, tensor in tensors]
 
     def _wake(self, *parts: str) -> None:
-        """Take memory again for these parts of the engine."""
+        """Take memory again for these parts of the engine, from the device: what the trainer's allocator keeps unused
+        would be missing there."""
         if asleep := [part for part in parts if part in self._asleep]:
+            give_back()
             self._llm.wake_up(tags=asleep)
             self._asleep.difference_update(asleep)
 
