@@ -92,6 +92,7 @@ class Facts:
     checkpointing: bool | None = None
     fallback: bool | None = None
     offload: bool | None = None
+    several_ranks: bool | None = None
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Facts:
@@ -138,4 +139,5 @@ class Facts:
             checkpointing=get(f"{t}.activation_checkpointing", bool),
             fallback=get(f"{t}.micro_batch_fallback", bool),
             offload=None if None in offload else all(offload),
+            several_ranks=get(f"{t}.trainer", str) == "fsdp" or get("cluster.kind", str) == "ray",
         )

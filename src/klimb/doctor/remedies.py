@@ -322,11 +322,13 @@ FEWER_SLOTS = "Decode fewer answers at once"
 FEWER_ACTIVATIONS = "Keep fewer activations"
 SMALLER_MICRO = "Smaller micro-batches, as many more of them (the same train batch)"
 SMALLER_BUDGET = "A smaller token budget of one forward"
+MORE_RANKS = "More ranks: models and optimizer states are divided among them"
 OTHER_POSTURE = "Last of all the cached posture, one forward less; alignment may get worse"
 
 
 def memory_remedies(facts: Facts, part: str) -> list[Remedy]:
-    """What to change when memory runs out, least harmful first; the posture last of all."""
+    """What to change when memory runs out, least harmful first; the posture last of all. Nothing that several ranks do
+    not do."""
     out: list[Remedy] = []
     if part == "rollout":
         out.append(Remedy(text=FEWER_SLOTS, override="actor_rollout_ref.rollout_slots=32"))
@@ -335,11 +337,14 @@ def memory_remedies(facts: Facts, part: str) -> list[Remedy]:
     micro, accumulation = facts.micro_batch, facts.accumulation
     if micro is not None and accumulation is not None and micro > 1 and micro % 2 == 0:
         out.append(Remedy(text=SMALLER_MICRO, override=halved_micro(micro, accumulation)))
-    if part == "update" and facts.fallback is not True:
+    alone = facts.several_ranks is not True
+    if part == "update" and facts.fallback is not True and alone:
         text = "Or let a run that is short of memory halve them by itself"
         out.append(Remedy(text=text, override="training.micro_batch_fallback=true"))
     out.append(Remedy(text=SMALLER_BUDGET, override="actor_rollout_ref.max_tokens_per_micro_batch=4096"))
-    if facts.offload is not True:
+    if not alone:
+        out.append(Remedy(text=MORE_RANKS))
+    if facts.offload is not True and alone:
         text, override = "On a GPU keep in the host's memory what is not at work", " ".join(OFFLOAD)
         out.append(Remedy(text=text, override=override))
     if facts.explicit is not False:
