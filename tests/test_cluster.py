@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import klimb
+from klimb import checkpoint
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 from tests.test_processes import config_of, largest_difference
@@ -80,7 +81,23 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
     finish(process)
     assert rows(runs / "run") == rows(undisturbed)
     assert largest_difference(undisturbed, runs / "run") == 0
-    assert not (runs / "run" / ".ray").exists()
+    assert not list((runs / "run").glob(".ray*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_ends_its_turn_and_saves(
+    parts: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    runs = tmp_path / "runs"
+    changes = {"training.save_freq": 10_000, "training.total_episodes": 20_000}
+    process = popen(train_command(config_of(parts, runs, 2, **ON_RAY, **changes), runs))
+    wait_for_steps(runs / "run", process, 2)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 130, output[-3000:]
+    saved = [checkpoint.step_of(path) for path in checkpoint.listed(runs / "run" / "checkpoints")]
+    assert saved == [rows(runs / "run")[-1]["step"]]
+    assert not list((runs / "run").glob(".ray*"))
 
 
 def _command(process: psutil.Process) -> list[str]:
