@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,3 +183,15 @@ def fail_on(rank: int, told: Start) -> None:
         if ranks.rank == rank:
             raise KlimbError(f"mistake of rank {rank}")
         ranks.any(True)
+
+
+def meet_again(told: Start) -> list[int]:
+    """Ten starts after each other; the second rank comes late, when the first may have found who was there before."""
+    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
+    met = list[int]()
+    for attempt in range(10):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        time.sleep(0.3 * int(os.environ["RANK"]))
+        with joined(config) as ranks:
+            met.append(int(ranks.totals({"": 1.0})[""]))
+    return met

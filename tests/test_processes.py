@@ -25,7 +25,7 @@ from klimb import checkpoint
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError, KlimbError, MissingExtra
 from klimb.processes import as_started, start
-from tests.rank_work import fail_on, say_rank
+from tests.rank_work import fail_on, meet_again, say_rank
 from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
 
 ROUNDED = 1e-5
@@ -224,6 +224,13 @@ def _send(process: subprocess.Popen[str], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_rank_that_comes_first_does_not_meet_those_of_the_start_before() -> None:
+    """torch keeps one store for all starts, and in it the addresses of ranks that are dead."""
+    assert start(meet_again, (), 2, 0) == [2] * 10
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError, KlimbError
@@ -88,12 +90,21 @@ def joined(config: RunConfig, stop: Path | None = None) -> Generator[Ranks]:
     if own:
         if torch.cuda.is_available():
             _take_gpu(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count())
-        dist.init_process_group(backend(torch.cuda.is_available()), timeout=PATIENCE)
+        _meet()
     try:
         yield Ranks(rank=dist.get_rank(), size=dist.get_world_size(), stop=stop)
     finally:
         if own:
             dist.destroy_process_group()
+
+
+def _meet() -> None:
+    """Join torch's process group. After a restart torch's store still holds the addresses of the ranks before; whoever
+    came first would wait for the dead, so that every start has a part of the store for itself."""
+    store, rank, num_ranks = next(rendezvous("env://", timeout=PATIENCE))
+    own = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    on = backend(torch.cuda.is_available())
+    dist.init_process_group(on, store=own, rank=rank, world_size=num_ranks, timeout=PATIENCE)
 
 
 def _take_gpu(local_rank: int, num_gpus: int) -> None:
