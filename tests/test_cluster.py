@@ -96,7 +96,7 @@ def test_a_run_that_is_asked_to_stop_ends_its_turn_and_saves(
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 130, output[-3000:]
     saved = [checkpoint.step_of(path) for path in checkpoint.listed(runs / "run" / "checkpoints")]
-    assert saved == [rows(runs / "run")[-1]["step"]]
+    assert saved[-1] == rows(runs / "run")[-1]["step"]
     assert not list((runs / "run").glob(".ray*"))
 
 
