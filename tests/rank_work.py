@@ -42,6 +42,7 @@ from tests.tiny_models import (
     tiny_model,
 )
 
+ON_RANKS = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
 RAGGED: list[float | None] = [1.0, 0.0, 0.5, 0.2, None, 2.0, -1.0, 0.3, 0.9, -0.4, 0.1]
 COLUMNS = ("policy/loss", "policy/grad_norm", "kl/k3", "value/loss", "value/grad_norm", "policy/entropy")
 
@@ -116,9 +117,8 @@ def _phase(case: Case, seed: int) -> Batch:
 
 def five_steps_of_all(cases: Sequence[Case], told: Start) -> list[Outcome] | None:
     """In every rank; the first one's answer counts."""
-    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
     torch.set_num_threads(1)
-    with joined(config) as ranks:
+    with joined(ON_RANKS) as ranks:
         return [five_steps(case, ranks) for case in cases]
 
 
@@ -135,10 +135,9 @@ def hidden_states(model: PreTrainedModel, dtype: torch.dtype) -> Tensor:
 
 def hidden_of_all(names: Sequence[str], told: Start) -> dict[str, tuple[Tensor, bool]]:
     """Of models in bfloat16, by architecture; and whether a backward through them gives finite gradients."""
-    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
     torch.set_num_threads(1)
     found = dict[str, tuple[Tensor, bool]]()
-    with joined(config) as ranks:
+    with joined(ON_RANKS) as ranks:
         for name in names:
             model, batch = tiny_model(name), make_phase(tiny_model(name), [1.0, 0.0])
             shard(model, init_device_mesh("cpu", (ranks.size,)), torch.bfloat16)
@@ -178,8 +177,7 @@ def say_rank(word: str, told: Start) -> str:
 
 def fail_on(rank: int, told: Start) -> None:
     """One rank refuses, the other waits for it."""
-    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
-    with joined(config) as ranks:
+    with joined(ON_RANKS) as ranks:
         if ranks.rank == rank:
             raise KlimbError(f"mistake of rank {rank}")
         ranks.any(True)
@@ -187,11 +185,10 @@ def fail_on(rank: int, told: Start) -> None:
 
 def meet_again(told: Start) -> list[int]:
     """Ten starts after each other; the second rank comes late, when the first may have found who was there before."""
-    config = RunConfig.model_validate({"actor_rollout_ref": {"model_path": ""}, "training": {"trainer": "fsdp"}})
     met = list[int]()
     for attempt in range(10):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
         time.sleep(0.3 * int(os.environ["RANK"]))
-        with joined(config) as ranks:
+        with joined(ON_RANKS) as ranks:
             met.append(int(ranks.totals({"": 1.0})[""]))
     return met

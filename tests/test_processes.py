@@ -124,14 +124,17 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(parts: tuple[Path, Path], 
     assert largest_difference(undisturbed, result.folder) == 0
 
 
+def _ranks_of(launcher: psutil.Process) -> list[psutil.Process]:
+    return [p for p in launcher.children() if "--multiprocessing-fork" in p.cmdline()]
+
+
 def _kill_a_rank(run: Path, killed: list[int]) -> None:
     """SIGKILL for the second rank as soon as two steps are logged."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         log = run / "metrics.jsonl"
         if log.exists() and len(log.read_text().splitlines()) >= 3:
-            ranks = [p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()]
-            second = max(ranks, key=lambda p: p.create_time())
+            second = max(_ranks_of(psutil.Process()), key=lambda p: p.create_time())
             second.kill()
             killed.append(second.pid)
             return
@@ -160,7 +163,7 @@ def test_a_second_signal_ends_ranks_at_once_and_so_does_the_end_of_whoever_start
 ) -> None:
     process, run = _long_run(parts, tmp_path)
     _read_until(process, "step 2 ")
-    ranks = [p for p in psutil.Process(process.pid).children() if "--multiprocessing-fork" in p.cmdline()]
+    ranks = _ranks_of(psutil.Process(process.pid))
     assert len(ranks) == 2
     for rank in ranks:
         rank.suspend()  # in the middle of something that takes long

@@ -54,7 +54,7 @@ class RemoteSampler:
     def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> None:
         """ranks.size is a multiple of settings.tensor_parallel. All ranks return when all engines have started."""
         width = settings.tensor_parallel
-        self._ranks, self._dtype = ranks, settings.dtype
+        self._ranks, self._dtype, self._sleeps = ranks, settings.dtype, settings.sleeps
         self._owners = Ranks(rank=ranks.rank // width, size=ranks.size // width)
         self._engine: Any = None
         ranks.everywhere(lambda: self._start(settings, tokenizer))
@@ -100,8 +100,10 @@ class RemoteSampler:
         return self._call("start", settings, tokenizer)
 
     def _make_room(self) -> None:
-        """Before an engine wakes: it takes memory from GPUs whose unused memory the ranks' allocators keep."""
-        self._ranks.everywhere(lambda: [give_back()])
+        """Before an engine wakes: it takes memory from GPUs, of which the ranks' allocators keep some unused. One that
+        never sleeps takes none, and the next update would only ask for the same memory anew."""
+        if self._sleeps:
+            self._ranks.everywhere(lambda: [give_back()])
 
     def _call(self, name: str, *arguments: Any) -> list[Any]:
         """What this rank's engine answers, nothing where it has none. Its errors are raised as if it ran here."""
