@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from klimb.malloc import give_back
-from klimb.rollout.prepacked import PackedLinear
+from klimb.models.prepacked import PackedLinear
 
 ROWS = 64
 SHAPES = ((192, 576), (192, 192), (192, 1024), (512, 192), (384, 2048), (1024, 384), (384, 640))

@@ -15,11 +15,13 @@ import torch
 
 
 def klimb_engine(ends: list[int], per_prompt: int) -> Callable[[int], int]:
+    from klimb.malloc import keep_freed_memory
     from klimb.models.load import load_causal_lm, load_tokenizer
     from klimb.rollout.base import Request, Sampling
     from klimb.rollout.hf import HFSampler
     from klimb.types import Prompt
 
+    keep_freed_memory()  # as a run does on a CPU (training.keep_freed_memory)
     model = load_causal_lm(machine.MODEL, False, torch.device("cpu"))
     sampler = HFSampler(model, load_tokenizer(machine.MODEL, False), slots=64)
     sampling = Sampling(temperature=1.0, max_tokens=machine.NEW, end_ids=frozenset(ends))

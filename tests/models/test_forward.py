@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from klimb.models import forward
 from klimb.models.attention import NAME
 from klimb.models.forward import token_scores, token_values
 from klimb.models.load import Critic, critic_from
@@ -174,7 +173,7 @@ def test_a_fresh_critic_says_zero() -> None:
 def gradient_of(model: nn.Module, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor]:
     with monkeypatch.context() as patch:
         if chunk is not None:
-            patch.setattr(forward, "CHUNK_LOGITS", chunk)
+            patch.setattr("klimb.models.head.CHUNK_LOGITS", chunk)
         got = token_scores(model, *padded(), 0.7)  # type: ignore[arg-type]
         model.zero_grad()
         weight = torch.arange(27.0).view(3, 9)
@@ -211,7 +210,7 @@ def test_the_gradient_is_that_of_the_whole_logits(name: str, monkeypatch: pytest
 
 
 def test_nothing_of_vocabulary_size_is_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "CHUNK_LOGITS", 2 * VOCAB)
+    monkeypatch.setattr("klimb.models.head.CHUNK_LOGITS", 2 * VOCAB)
     model, shapes = tiny_model(), list[tuple[int, ...]]()
     head = model.get_output_embeddings()
     assert head is not None

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from klimb.models import forward
 from klimb.models.forward import backward_scores, can_fuse, token_scores
 from klimb.models.load import head_of
 from tests.models.test_forward import padded
@@ -37,7 +36,7 @@ def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
 def test_scores_and_gradients_are_autograds(name: str, loss: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (tokens, attention, mask) = tiny_model(name), padded()
     assert can_fuse(model)
-    monkeypatch.setattr(forward, "CHUNK_LOGITS", chunk * head_of(model).weight.shape[0])
+    monkeypatch.setattr("klimb.models.head.CHUNK_LOGITS", chunk * head_of(model).weight.shape[0])
     n = int(mask.sum())
     slow = token_scores(model, tokens, attention, mask, 0.7)
     LOSSES[loss](slow.logprobs[mask], slow.entropy[mask], WEIGHTS[:n]).backward()

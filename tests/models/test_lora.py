@@ -18,7 +18,6 @@ from klimb.algos.kl import estimate
 from klimb.config.scale import LoraSettings
 from klimb.errors import CheckpointError, ConfigError
 from klimb.learn import Roles, score_tokens
-from klimb.models import forward
 from klimb.models.attention import recompute_activations
 from klimb.models.forward import backward_scores, can_fuse, token_scores
 from klimb.models.load import body_of, critic_from, frozen_copy, head_of
@@ -33,8 +32,8 @@ from klimb.models.lora import (
     save_plain,
     weights_for_engine,
 )
+from klimb.models.prepacked import pays
 from klimb.rollout.blocks import fits
-from klimb.rollout.prepacked import pays
 from klimb.update import update
 from tests.models.test_forward import padded
 from tests.tiny_models import (
@@ -414,5 +413,5 @@ def test_memory_of_the_backward_has_no_gradient_of_the_base() -> None:
 def test_chunks_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = moved(with_lora())
     whole = logprobs_of(model)
-    monkeypatch.setattr(forward, "CHUNK_LOGITS", 3 * head_of(model).weight.shape[0])
+    monkeypatch.setattr("klimb.models.head.CHUNK_LOGITS", 3 * head_of(model).weight.shape[0])
     assert torch.allclose(logprobs_of(model), whole, atol=1e-6)

@@ -85,10 +85,10 @@ def test_a_run_starts_at_its_reference_and_moves_only_the_adapter(
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", [{}, GRPO], ids=["ppo", "grpo"])
 def test_a_short_run_learns(parts: tuple[Path, Path], tmp_path: Path, estimator: dict[str, Any]) -> None:
-    changes = {"training.total_episodes": 320, "algorithm.kl_ctrl.init_kl_coef": 0.001, "data.eval_files": []}
+    changes = {"training.total_episodes": 640, "algorithm.kl_ctrl.init_kl_coef": 0.001, "data.eval_files": []}
     rewards = [row["reward/mean"] for row in rows(run(parts, tmp_path, **estimator, **changes).folder)]
-    assert len(rewards) == 40
-    assert sum(rewards[-8:]) > sum(rewards[:8]) + 8 * 0.08, rewards
+    assert len(rewards) == 80
+    assert sum(rewards[-8:]) > sum(rewards[:8]) + 8 * 0.2, rewards
 
 
 @pytest.mark.slow

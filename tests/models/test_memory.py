@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from klimb.models.forward import CHUNK_LOGITS
+from klimb.models.head import CHUNK_LOGITS
 
 PROGRAM = """
 import sys, torch

@@ -17,16 +17,13 @@ from typing import cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from klimb.models.attention import Packed, Sharing, through
+from klimb.models.head import HeadPass, is_plain
 from klimb.models.load import Critic, body_of, head_of
 from klimb.models.sharded import run
-
-CHUNK_LOGITS = 2**23
-"""Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +65,7 @@ LossOf = Callable[[Tensor, Tensor, slice], Tensor]
 
 def can_fuse(model: PreTrainedModel) -> bool:
     """Whether the head is a plain matrix, whose gradient `backward_scores` knows how to write."""
-    return _is_plain(head_of(model))
-
-
-def _is_plain(head: nn.Module) -> bool:
-    if type(head) is not nn.Linear or cast(Tensor | None, head.bias) is not None:
-        return False
-    return type(head.weight) is nn.Parameter or isinstance(head.weight, DTensor)
+    return is_plain(head_of(model))
 
 
 def backward_scores(
@@ -104,14 +95,12 @@ def backward_scores(
     trains_head = weight.requires_grad
     if trains_head and weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    pieces = _pieces(head, len(leaf))
-    room = _room(head, leaf, pieces)
-    for at in pieces:
+    with autocast(tokens.device, dtype):
+        through_head = HeadPass.of(head, leaf, reuse=True)
+    for at in through_head.pieces:
         with torch.no_grad(), autocast(tokens.device, dtype):
-            first, second = room.of(at)
-            logits = _logits(head, leaf[at], temperature, first)
             by_logits, logprobs[at], entropy[at] = _gradient_by_logits(
-                logits, targets[at], temperature, at, loss_of, second
+                through_head, leaf[at], targets[at], temperature, at, loss_of
             )
             by_logits = by_logits.to(leaf.dtype)
             by_hidden[at] = by_logits @ weight
@@ -123,11 +112,11 @@ def backward_scores(
 
 
 def _gradient_by_logits(
-    logits: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf, room: Tensor | None
+    through_head: HeadPass, hidden: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the chunk's loss by the head's output [n, V]; log-probs [n]; entropies [n]."""
-    y = targets.unsqueeze(-1)
-    p, logprobs, entropy = _scores(logits, y, room)
+    """Gradient of a chunk's loss by the head's output [n, V]; log-probs [n]; entropies [n]."""
+    y, logits = targets.unsqueeze(-1), through_head.logits(hidden, temperature)
+    p, logprobs, entropy = through_head.scores(logits, y)
     with torch.enable_grad():
         leaves = (logprobs.detach().requires_grad_(), entropy.detach().requires_grad_())
         loss = loss_of(*leaves, at)
@@ -141,47 +130,6 @@ def _gradient_by_logits(
         factor = factor - by_entropy * (logits - normaliser + entropy.unsqueeze(-1))
     out = p.mul_(factor)
     return out if by_logprob is None else out.scatter_add_(-1, y, by_logprob), logprobs, entropy
-
-
-@dataclass(frozen=True)
-class _Room:
-    """Two blocks [n, V] that every chunk's logits and probabilities are written into, or none.
-
-    A C library that hands out aligned blocks may not fit one into the hole the last one left, so chunk after chunk
-    of fresh blocks can grow the process by several of them.
-    """
-
-    blocks: Tensor | None
-
-    def of(self, at: slice) -> tuple[Tensor | None, Tensor | None]:
-        if self.blocks is None:
-            return None, None
-        return self.blocks[0, : at.stop - at.start], self.blocks[1, : at.stop - at.start]
-
-
-def _room(head: nn.Module, hidden: Tensor, pieces: list[slice]) -> _Room:
-    """Room for a plain head in float32 without gradients; other heads bring their own tensors."""
-    weight = cast(Tensor, head.weight)
-    if not pieces or not _is_plain(head) or hidden.dtype != torch.float32 or weight.dtype != torch.float32:
-        return _Room(None)
-    return _Room(hidden.new_empty(2, pieces[0].stop, weight.shape[0]))
-
-
-def _logits(head: nn.Module, hidden: Tensor, temperature: float, room: Tensor | None = None) -> Tensor:
-    """Float32 [n, V], divided by the temperature."""
-    logits = head(hidden).float() if room is None else torch.mm(hidden, cast(Tensor, head.weight).t(), out=room)
-    return logits if temperature == 1 else logits.div_(temperature)
-
-
-def _scores(logits: Tensor, y: Tensor, room: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities [n, V], and log-probs [n] of y [n, 1] and entropies [n] of the same distributions.
-
-    The largest probability is exp(largest logit - normaliser), which saves a pass over all exponentials.
-    """
-    p = torch.softmax(logits, dim=-1, out=room)
-    normaliser = logits.amax(dim=-1) - p.amax(dim=-1).log()
-    logprobs = logits.gather(-1, y).squeeze(-1) - normaliser
-    return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
 
 
 def token_values(
@@ -256,36 +204,27 @@ def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> 
     return Sharing(source=number[target], kept=is_kept.nonzero().squeeze(1)), left
 
 
-def _pieces(head: nn.Module, tokens: int) -> list[slice]:
-    """The chunks that so many tokens go through the head in."""
-    rows = max(1, CHUNK_LOGITS // int(cast(Tensor, head.weight).shape[0]))
-    return [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
-
-
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    pieces = _pieces(head, len(hidden))
+    through_head = HeadPass.of(head, hidden, reuse=not torch.is_grad_enabled())
     if not torch.is_grad_enabled():
         # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
         out = hidden.new_zeros(2, hidden.shape[0], dtype=torch.float32)
-        room = _room(head, hidden, pieces)
-        for at in pieces:
-            first, second = room.of(at)
-            logits = _logits(head, hidden[at], temperature, first)
-            _, out[0, at], out[1, at] = _scores(logits, targets[at].unsqueeze(-1), second)
+        for at in through_head.pieces:
+            out[0, at], out[1, at] = _chunk(through_head, hidden[at], targets[at], temperature)
         return out[0], out[1]
-    if not pieces:
+    if not through_head.pieces:
         nothing = hidden.sum(dim=-1).float()  # zero tokens, still part of the graph
         return nothing, nothing.detach()
     parts = list[tuple[Tensor, Tensor]]()
-    for at in pieces:
+    for at in through_head.pieces:
         h, y = hidden[at], targets[at]
-        part = checkpoint(_chunk, head, h, y, temperature, use_reentrant=False, preserve_rng_state=False)
+        part = checkpoint(_chunk, through_head, h, y, temperature, use_reentrant=False, preserve_rng_state=False)
         parts.append(cast(tuple[Tensor, Tensor], part))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    return _scores(_logits(head, hidden, temperature), targets.unsqueeze(-1))[1:]
+def _chunk(through_head: HeadPass, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    return through_head.scores(through_head.logits(hidden, temperature), targets.unsqueeze(-1))[1:]
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.functional import rms_norm, silu
 from transformers import LlamaModel, MistralModel, Qwen2Model, Qwen3Model
 
 from klimb.models.attention import Attention
-from klimb.rollout.prepacked import PackedLinear
+from klimb.models.prepacked import PackedLinear
 
 FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
 
@@ -54,10 +54,11 @@ class Blocks:
         cos, sin = cos[..., :half], sin[..., :half]  # the second half repeats the first
         for number, b in enumerate(self._blocks):
             qkv = b.qkv(_normed(b.attention_norm, x)).unflatten(1, (self._heads + 2 * self._key_heads, -1))
-            query, key, value = qkv.split([self._heads, self._key_heads, self._key_heads], dim=1)
+            both, value = qkv.split([self._heads + self._key_heads, self._key_heads], dim=1)
             if b.query_norm is not None and b.key_norm is not None:
-                query, key = _normed(b.query_norm, query), _normed(b.key_norm, key)
-            query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+                query, key = both.split([self._heads, self._key_heads], dim=1)
+                both = torch.cat([_normed(b.query_norm, query), _normed(b.key_norm, key)], dim=1)
+            query, key = _rotated(both, cos, sin).split([self._heads, self._key_heads], dim=1)
             seen = attention.attend(number, query[:, :, None], key[:, :, None], value[:, :, None], b.scaling)
             x = b.out.plus(seen.flatten(1), x)
             gate, up = b.gate_up(_normed(b.mlp_norm, x)).chunk(2, dim=1)

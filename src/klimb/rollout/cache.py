@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from klimb.models.attention import Packed
 
 GROWTH = 32
-"""Places by which responses grow together: keys and values with little unused between them are read faster."""
+"""Places by which responses grow together."""
 
 
 @dataclass
@@ -34,8 +34,8 @@ class _Layer:
 class _Step:
     """Where the rows stand while one token is decoded for each. row, position (in its response), prompt and seat (among
     its prompt's rows), all int64 [n]; even: the rows are all at the last place; dense: they lie prompt after prompt, as
-    many of each; seats: of the prompt with most rows; longest, width: places of prompts and of responses that are
-    looked at; unseen bool [n, 1, 1, longest + width], None when every row sees every place."""
+    many of each; seats: of the prompt with most rows; width: places of responses that are written to. unseen bool
+    [n, 1, 1, longest + length] over all places there are, None when rows see all but those from width on."""
 
     row: Tensor
     position: Tensor
@@ -45,12 +45,18 @@ class _Step:
     dense: bool
     prompts: int
     seats: int
-    longest: int
     width: int
     unseen: Tensor | None
 
+    @property
+    def alone(self) -> bool:
+        """Row i is the only one of prompt i."""
+        return self.dense and self.seats == 1
+
     def seated(self, x: Tensor) -> Tensor:
         """[n, key heads, per, c] -> [prompts, key heads, seats x per, c]: the rows of a prompt side by side."""
+        if self.alone:
+            return x
         if self.dense:
             return x.unflatten(0, (self.prompts, self.seats)).transpose(1, 2).flatten(2, 3)
         table = x.new_zeros(self.prompts, self.seats, *x.shape[1:])
@@ -58,6 +64,8 @@ class _Step:
         return table.transpose(1, 2).flatten(2, 3)
 
     def unseated(self, x: Tensor) -> Tensor:
+        if self.alone:
+            return x
         table = x.unflatten(2, (self.seats, -1)).transpose(1, 2)
         return table.flatten(0, 1) if self.dense else table[self.prompt, self.seat]
 
@@ -93,7 +101,7 @@ class RowCache:
     def begin_step(self) -> None:
         """Make place for one token more in every row."""
         prompt, written = self._ints(self.prompt_of), self._ints(self.written)
-        width, longest = max(self.written) + 1, max(self.prompt_lengths)
+        width = max(self.written) + 1
         if width > self._length:
             self._grow(self._length + GROWTH)
         taken, seat = Counter[int](), list[int]()
@@ -102,10 +110,10 @@ class RowCache:
             taken[p] += 1
         even, seats = min(self.written) + 1 == width, max(taken.values())
         unseen = None
-        if not even or min(self.prompt_lengths) < longest:
-            places = torch.arange(max(longest, width), device=self._device)
+        if not even or min(self.prompt_lengths) < self._longest:
+            places = torch.arange(max(self._longest, self._length), device=self._device)
             lengths = self._ints(self.prompt_lengths)[prompt]
-            parts = [places[:longest] >= lengths[:, None], places[:width] > written[:, None]]
+            parts = [places[: self._longest] >= lengths[:, None], places[: self._length] > written[:, None]]
             unseen = torch.cat(parts, dim=1)[:, None, None]
         self._step = _Step(
             row=torch.arange(len(written), device=self._device),
@@ -116,14 +124,17 @@ class RowCache:
             dense=self.prompt_of == [i // seats for i in range(len(self.prompt_lengths) * seats)],
             prompts=len(self.prompt_lengths),
             seats=seats,
-            longest=longest,
             width=width,
             unseen=unseen,
         )
         self.written = [w + 1 for w in self.written]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """One token per row: query [n, heads, 1, d] -> [n, 1, heads, d]."""
+        """One token per row: query [n, heads, 1, d] -> [n, 1, heads, d].
+
+        All places there are go into the products, and those not written to yet are hidden afterwards: with gaps between
+        the rows' keys a product of many rows takes two to three times as long.
+        """
         s, kv = self._step, self._layers[layer]
         assert s is not None, "begin_step comes first"
         n = len(query)
@@ -135,15 +146,17 @@ class RowCache:
             kv.values[s.row, :, s.position] = value[:, :, 0]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         q = (query[:, :, 0] * scale).unflatten(1, (key.shape[1], -1))
-        of_prompt = s.unseated(s.seated(q) @ kv.prompt_keys[: s.prompts, :, : s.longest].transpose(2, 3))
-        own = q @ kv.keys[:n, :, : s.width].transpose(2, 3)
+        of_prompt = s.unseated(s.seated(q) @ kv.prompt_keys[: s.prompts].transpose(2, 3))
+        own = q @ kv.keys[:n].transpose(2, 3)
+        if s.unseen is None and s.width < self._length:
+            own[..., s.width :] = float("-inf")
         scores = torch.cat([of_prompt, own], dim=-1)
         if s.unseen is not None:
             scores = scores.masked_fill_(s.unseen, float("-inf"))
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-        of_prompt, own = weights.split([s.longest, s.width], dim=-1)
-        out = own @ kv.values[:n, :, : s.width]
-        out += s.unseated(s.seated(of_prompt) @ kv.prompt_values[: s.prompts, :, : s.longest])
+        of_prompt, own = weights.split([self._longest, self._length], dim=-1)
+        out = own @ kv.values[:n]
+        out += s.unseated(s.seated(of_prompt) @ kv.prompt_values[: s.prompts])
         return out.flatten(1, 2).unsqueeze(1)
 
     def put(self, layer: int, first: int, lengths: Sequence[int], key: Tensor, value: Tensor) -> None:

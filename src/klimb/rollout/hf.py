@@ -22,11 +22,11 @@ from klimb.errors import ModelError
 from klimb.models.attention import through
 from klimb.models.forward import autocast
 from klimb.models.load import body_of, context_limit, head_of
+from klimb.models.prepacked import PackedLinear, pays, prepacked
 from klimb.rollout.base import Progress, Request, Sampling
 from klimb.rollout.blocks import Blocks, fits
 from klimb.rollout.cache import GROWTH, RowCache
 from klimb.rollout.draw import draw, uniforms
-from klimb.rollout.prepacked import PackedLinear, pays, prepacked
 from klimb.types import FinishReason, Sample
 
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}

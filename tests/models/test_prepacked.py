@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from klimb.models import prepacked as module
 from klimb.models.load import head_of
-from klimb.rollout import prepacked as module
-from klimb.rollout.prepacked import PackedLinear, is_available, pays, prepacked
+from klimb.models.prepacked import PackedLinear, is_available, pays, prepacked
 from tests.tiny_models import ARCHITECTURES, VOCAB, tiny_model
 
 

@@ -1,0 +1,98 @@
+"""The output layer over the hidden states of one pass: logits of a few tokens at a time, and what is read from them.
+
+Memory never grows with tokens x vocabulary: a chunk of logits is used up before the next one is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
+from torch.distributed.tensor import DTensor
+
+from klimb.models.prepacked import PackedLinear, is_available
+
+CHUNK_LOGITS = 2**23
+"""Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
+PACKED_TOKENS = 128
+"""From so many tokens on a pass gains more by a copy of the head in oneDNN's layout than the copy takes."""
+PACKED_NUMBERS = 2**25
+"""Largest head that is copied: 128 MiB."""
+
+
+def is_plain(head: nn.Module) -> bool:
+    """Whether it is a matrix and nothing else."""
+    if type(head) is not nn.Linear or cast(Tensor | None, head.bias) is not None:
+        return False
+    return type(head.weight) is nn.Parameter or isinstance(head.weight, DTensor)
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """A head for the hidden states of one pass. pieces: the chunks that its tokens go in; packed: a copy of its weight
+    for fast products, as it is now; room: blocks [n, V] that every chunk's probabilities, and logits that are not
+    packed products, are written into. A C library that hands out aligned blocks may not fit one into the hole the last
+    one left, so chunk after chunk of fresh blocks can grow the process by several of them."""
+
+    head: nn.Module
+    pieces: list[slice]
+    packed: PackedLinear | None = None
+    room: Tensor | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, head: nn.Module, hidden: Tensor, *, reuse: bool) -> HeadPass:
+        """hidden [n, H]. reuse: a chunk is used up when the next one is made, so that both may have the same room; not
+        where autograd keeps them. Other heads than a matrix in float32 bring their own tensors."""
+        weight, tokens = cast(Tensor, head.weight), len(hidden)
+        rows = max(1, CHUNK_LOGITS // int(weight.shape[0]))
+        pieces = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
+        if not pieces or not is_plain(head) or hidden.dtype != torch.float32 or weight.dtype != torch.float32:
+            return cls(head, pieces)
+        packed = PackedLinear.of([head], rows) if _packs(weight, tokens) else None
+        blocks = 1 if packed is not None else 2
+        return cls(head, pieces, packed, hidden.new_empty(blocks, pieces[0].stop, weight.shape[0]) if reuse else None)
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """Of some tokens [n, H]: float32 [n, V], divided by the temperature."""
+        if self.packed is not None:
+            logits = cast(Tensor, _Product.apply(hidden, self.head.weight, self.packed))
+        elif self.room is not None:
+            logits = torch.mm(hidden, cast(Tensor, self.head.weight).t(), out=self.room[1, : len(hidden)])
+        else:
+            logits = cast(Tensor, self.head(hidden)).float()
+        return logits if temperature == 1 else logits.div_(temperature)
+
+    def scores(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities [n, V], and log-probs [n] of y [n, 1] and entropies [n] of the same distributions.
+
+        The largest probability is exp(largest logit - normaliser), which saves a pass over all exponentials.
+        """
+        p = torch.softmax(logits, dim=-1, out=None if self.room is None else self.room[0, : len(logits)])
+        normaliser = logits.amax(dim=-1) - p.amax(dim=-1).log()
+        logprobs = logits.gather(-1, y).squeeze(-1) - normaliser
+        return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
+
+
+def _packs(weight: Tensor, tokens: int) -> bool:
+    """Whether packing is for this weight and pays, and this torch can."""
+    on_cpu = weight.device.type == "cpu" and not isinstance(weight, DTensor) and not torch.is_autocast_enabled("cpu")
+    return on_cpu and tokens >= PACKED_TOKENS and weight.numel() <= PACKED_NUMBERS and is_available()
+
+
+class _Product(Function):
+    """hidden [n, H] by weight [V, H], computed with a packed copy of the weight."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, packed: PackedLinear) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return packed(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (grad,), (hidden, weight) = grad_outputs, ctx.saved_tensors
+        return grad @ weight, grad.t() @ hidden if ctx.needs_input_grad[1] else None, None
