@@ -5,12 +5,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from klimb.config.scale import LoraSettings
-from klimb.floor import Cost, Floor, Work, body_cost, cost_of, measured_rate
+from klimb.estimate.duration import Pace
+from klimb.floor import Cost, Floor, Work, body_cost, cost_of, measured_pace
 from klimb.models.load import body_of, critic_from, head_of
 from klimb.models.lora import add_lora
 from tests.tiny_models import ARCHITECTURES, tiny_model
 
-FLOOR = Floor(rate=100.0, actor=Cost(body=2.0, head=3.0), critic=Cost(body=1.0, head=0.0))
+PACE = Pace(products=50.0, moved=7.0, calls=3.0)
+FLOOR = Floor(pace=PACE, ranks=2, actor=Cost(body=2.0, head=3.0), critic=Cost(body=1.0, head=0.0))
 
 
 def work(**changes: object) -> Work:
@@ -38,7 +40,7 @@ def test_a_frozen_model_has_one_product_in_the_backward() -> None:
     assert cost_of(tiny_model()).backward == 2.0
     frozen = add_lora(tiny_model(), LoraSettings(rank=1), seed=0)
     assert cost_of(frozen).backward == 1.0
-    cheap = Floor(rate=1.0, actor=Cost(body=2.0, head=3.0, backward=1.0), critic=FLOOR.critic)
+    cheap = Floor(pace=PACE, actor=Cost(body=2.0, head=3.0, backward=1.0), critic=FLOOR.critic)
     assert work().operations(cheap)["update"] == 2 * (2 * 6 + 3 * 2) + 3 * 2 * 6
 
 
@@ -54,7 +56,7 @@ def test_operations_by_hand() -> None:
         "score": 2 * (2 * 8 + 3 * 4) + 1 * 8,
         "update": 3 * (1 * (2 * 6 + 3 * 2) + 2 * 6),
     }
-    bare = Floor(rate=1.0, actor=FLOOR.actor, critic=None)
+    bare = Floor(pace=PACE, actor=FLOOR.actor, critic=None)
     assert work(old=False, actor_epochs=0, critic_epochs=0).operations(bare) == {
         "rollout": 35, "score": 28, "update": 0
     }  # fmt: skip
@@ -66,9 +68,14 @@ def test_shares_by_hand() -> None:
         "perf/floor_share": 4.0 / 8.0,
         "perf/rollout_floor_share": 0.5,
         "perf/update_floor_share": 0.5,
-        "perf/rate": FLOOR.rate,
+        "perf/rate": 100.0,
+        "perf/byte_rate": 7.0,
+        "perf/call_rate": 3.0,
     }
 
 
 def test_the_rate_is_measured() -> None:
-    assert 1e8 < measured_rate(torch.device("cpu"), torch.float32) < 1e14
+    pace = measured_pace(torch.device("cpu"), torch.float32)
+    assert 1e8 < pace.products < 1e14
+    assert 1e8 < pace.moved < 1e13
+    assert 1e3 < pace.calls < 1e8

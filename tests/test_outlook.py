@@ -12,8 +12,6 @@ import klimb
 from klimb.cli.summary import show_summary
 from klimb.config.schema import RunConfig
 from klimb.launch import RunResult
-from klimb.outlook import cores_of
-from klimb.ranks import ALONE, Ranks
 from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
 
 Finished = tuple[RunConfig, RunResult]
@@ -64,12 +62,3 @@ def test_the_summary_prints_them_side_by_side(finished: Finished, capsys: pytest
         assert len(line.split()) == 7
     show_summary(replace(result, outlook=None), config)
     assert "measured beside estimated" not in capsys.readouterr().out
-
-
-def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klimb.host.all_cores", lambda: 4)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert [cores_of(ALONE), cores_of(Ranks(size=2)), cores_of(Ranks(size=16))] == [4, 2, 1]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # of sixteen machines
-    assert cores_of(Ranks(size=16)) == 4

@@ -20,13 +20,13 @@ from predict import load, setup
 from scipy.optimize import nnls
 
 from klimb.estimate import fitted
-from klimb.estimate.duration import Speed, cpu_speed, work
+from klimb.estimate.duration import Pace, Speed, cpu_speed, work
 from klimb.estimate.memory import peaks
 from klimb.estimate.setup import Setup
 
 PHASES = ("rollout", "score", "update")
+PACES = tuple(field.name for field in fields(Pace))
 HEAD = '"""What cannot be counted, fitted by benchmarks/plan/fit.py on the configs named there; written by it."""'
-UNITS = ("products", "bytes", "calls")
 
 
 def solve(rows: list[dict[str, float]], goals: list[float], names: list[str]) -> dict[str, float]:
@@ -52,25 +52,21 @@ def fit_memory(chosen: list[tuple[Setup, dict[str, float]]]) -> dict[str, float]
     return solve(rows, goals, names)
 
 
-def fit_time(chosen: list[tuple[Setup, dict[str, float], float]], reference: float) -> dict[str, float]:
+def fit_time(chosen: list[tuple[Setup, dict[str, float], Pace]]) -> dict[str, float]:
     names = [field.name for field in fields(Speed)]
     names[-1] = "link_bytes"
     rows, goals = list[dict[str, float]](), list[float]()
-    units = cpu_speed(reference, 1, {**dict.fromkeys(names, 1.0), "rate": reference})
-    for one, measured, rate in chosen:
-        slower = reference / rate
+    for one, measured, pace in chosen:
+        units = astuple(cpu_speed(pace, dict.fromkeys(names, 1.0)))
         for phase, (decode, whole) in work(one).items():
             if phase not in PHASES:
                 continue
-            row = dict[str, float]()
-            for kind, part in (("decode", decode), ("pass", whole)):
-                amounts = (part.products * units.decode_products, part.moved, part.calls)
-                row |= {f"{kind}_{u}": a * slower for u, a in zip(UNITS, amounts, strict=True)}
-            row["link_bytes"] = (decode.exchanged + whole.exchanged) * slower
-            rows.append({name: amount / measured[phase] for name, amount in row.items()})
+            exchanged = decode.exchanged + whole.exchanged
+            amounts = (decode.products, decode.moved, decode.calls, whole.products, whole.moved, whole.calls, exchanged)
+            parts = zip(names, amounts, units, strict=True)
+            rows.append({name: amount * unit / measured[phase] for name, amount, unit in parts})
             goals.append(1.0)
     used = [name for name in names if any(row[name] > 0 for row in rows)]
-    assert len(astuple(units)) == len(names)
     return {**{name: fitted.FITTED[name] for name in names}, **solve(rows, goals, used)}
 
 
@@ -89,9 +85,10 @@ def constants() -> dict[str, float]:
     """Of the chosen configs among those that were measured."""
     records, chosen = load(), fitted_names()
     mine = [(setup(case, m), m) for name, (case, m) in records.items() if name in chosen]
-    reference = statistics.median(float(m["rate"]) for _, m in mine)
     memory = fit_memory([(one, m["peak_bytes"]) for one, m in mine])
-    return {**memory, **fit_time([(one, m["seconds"], m["rate"]) for one, m in mine], reference), "rate": reference}
+    time = fit_time([(one, m["seconds"], m["pace"]) for one, m in mine])
+    kept = {f"{name}_pace": statistics.median(getattr(m["pace"], name) for _, m in mine) for name in PACES}
+    return {**memory, **time, **kept}
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Verdict:
 
 def verdict(case: Case, measured: dict[str, Any]) -> Verdict:
     one = setup(case, measured)
-    spent = seconds(one, cpu_speed(measured["rate"], 1))
+    spent = seconds(one, cpu_speed(measured["pace"]))
     return Verdict(
         name=case.name,
         is_fitted=case.name in fitted_names(),

@@ -7,7 +7,7 @@ python benchmarks/plan/measure.py --only ppo-cached-3m
 python benchmarks/plan/fit.py && python benchmarks/plan/judge.py --docs
 
 Kept of every run: the largest measured peak of each phase over all steps, the median seconds of each phase without the
-first step, the lengths that occurred, the rate of a product as the run measured it, and how many cores others used.
+first step, the lengths that occurred, the pace of the machine as the run measured it, and how many cores others used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def kept(rows: list[dict[str, Any]], case: Case) -> dict[str, Any]:
         "response_longest": int(max(row["length/max"] for row in rows)),
         "truncated": round(statistics.mean(row["length/truncated"] for row in rows), 4),
         "prompt": case.prompt,
-        "rate": round(rows[0]["perf/rate"] / case.ranks),  # logged for all ranks together
+        "pace": {
+            "products": rows[0]["perf/rate"] / case.ranks,  # logged for all ranks together
+            "moved": rows[0]["perf/byte_rate"],
+            "calls": rows[0]["perf/call_rate"],
+        },
     }
 
 

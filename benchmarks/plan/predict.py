@@ -12,6 +12,7 @@ from cases import SIZES, Case, cases, tree
 from klimb.config.counts import count
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
+from klimb.estimate.duration import Pace
 from klimb.estimate.setup import Lengths, Models, Setup, make_setup
 from klimb.estimate.shapes import Shape
 
@@ -20,17 +21,22 @@ STEPS = 4
 
 
 def load() -> dict[str, tuple[Case, dict[str, Any]]]:
-    """Every case that was measured, with what was kept of it, and the machine's rate.
+    """Every case that was measured, with what was kept of it, and the machine's pace.
 
     That is the median of what the runs with as many ranks measured when they started: a single measurement swings by a
     third on a shared machine, more than a step does."""
     kept = json.loads(KEPT.read_text())
     found = {case.name: (case, kept[case.name]) for case in cases() if case.name in kept}
-    rates = {
-        ranks: statistics.median(float(m["rate"]) for case, m in found.values() if case.ranks == ranks)
+    paces = {
+        ranks: median([m["pace"] for case, m in found.values() if case.ranks == ranks])
         for ranks in {case.ranks for case, _ in found.values()}
     }
-    return {name: (case, {**m, "rate": rates[case.ranks]}) for name, (case, m) in found.items()}
+    return {name: (case, {**m, "pace": paces[case.ranks]}) for name, (case, m) in found.items()}
+
+
+def median(measured: list[dict[str, float]]) -> Pace:
+    """Of each of its numbers."""
+    return Pace(**{name: statistics.median(one[name] for one in measured) for name in measured[0]})
 
 
 def shape(case: Case) -> Shape:

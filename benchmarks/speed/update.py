@@ -33,11 +33,13 @@ def rows(varied: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 def klimb_update(folder: Path, varied: bool) -> Callable[[], None]:
     from klimb.batch import Split, forward_lengths, split_phase
+    from klimb.malloc import keep_freed_memory
     from klimb.models.load import load_causal_lm
     from klimb.recipe import Recipe
     from klimb.types import TrainBatch
     from klimb.update import Schedule, make_trainable, update
 
+    keep_freed_memory()  # as a run does on a CPU (training.keep_freed_memory)
     model = load_causal_lm(folder, False, torch.device("cpu"))
     actor = make_trainable(model, Schedule(peak=1e-6, kind="constant", num_steps=1, warmup=0), 0.01)
     tokens, attention, mask = rows(varied)
@@ -89,12 +91,13 @@ def plain_update(folder: Path, varied: bool) -> Callable[[], None]:
 
 
 def floor_seconds(folder: Path, varied: bool) -> float:
-    from klimb.floor import cost_of, measured_rate
+    from klimb.floor import cost_of, measured_pace
     from klimb.models.load import load_causal_lm
 
     _, attention, mask = rows(varied)
     cost = cost_of(load_causal_lm(folder, False, torch.device("cpu")))
-    return 3 * cost.forward(int(attention.sum()), int(mask.sum())) / measured_rate(torch.device("cpu"), torch.float32)
+    pace = measured_pace(torch.device("cpu"), torch.float32)
+    return 3 * cost.forward(int(attention.sum()), int(mask.sum())) / pace.products
 
 
 def main() -> None:

@@ -26,9 +26,10 @@ from klimb.data.rows import DataSettings
 from klimb.derive import actor_steps, make_controller, make_follow, make_recipe, make_schedule, make_split
 from klimb.doctor.finding import Facts
 from klimb.errors import ConfigError
+from klimb.estimate.duration import Pace
 from klimb.exhaustion import LastWords
 from klimb.fallback import Fallback
-from klimb.floor import Cost, Floor, body_cost, cost_of, measured_rate
+from klimb.floor import Cost, Floor, body_cost, cost_of, measured_pace
 from klimb.ladder import Intervention, all_overrides
 from klimb.learn import Roles
 from klimb.malloc import keep_freed_memory
@@ -246,7 +247,7 @@ def build_run(
     on = Device(device=device, dtype=dtype, division=division)
     sampler = make_sampler(config, actor_model, tokenizer, on, data.longest + r.max_tokens)
     roles, wait = _offloaded(config, _roles(config, posture, actor_model, place), device, screen)
-    floor = _floor(roles, measured_rate(device, dtype) * ranks.size)
+    floor = _floor(roles, measured_pace(device, dtype), ranks)
     _prepare(roles, t.activation_checkpointing, on)
     sampling, eval_sampling = samplings(config, actor_model, tokenizer)
     complete = filled(config, posture).model_dump(mode="json")
@@ -324,9 +325,9 @@ def make_sampler(
     return DividedSampler(replica, device.division.ranks)
 
 
-def _floor(roles: Roles, rate: float) -> Floor:
+def _floor(roles: Roles, pace: Pace, ranks: Ranks) -> Floor:
     critic = None if roles.critic is None else Cost(body=body_cost(roles.critic.body), head=0.0)
-    return Floor(rate=rate, actor=cost_of(roles.actor), critic=critic)
+    return Floor(pace=pace, ranks=ranks.size, actor=cost_of(roles.actor), critic=critic)
 
 
 def _prepare(roles: Roles, checkpointing: bool, on: Device) -> None:

@@ -7,7 +7,7 @@ no attention, no element-wise work, no padding. A share of 0.6 means that all th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,9 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from klimb.estimate.duration import Pace
 from klimb.models.load import body_of, head_of
 
 SIDE = {"cpu": 768, "cuda": 8192}
+"""Of the square matrices of the product that is timed."""
+NUMBERS = {"cpu": 2**23, "cuda": 2**26}
+"""In the tensor whose element-wise operation is timed: more than caches hold."""
+CALLS = 500
 REPEATS = 5
 
 
@@ -38,20 +43,27 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """rate: operations per second of a large product; actor, critic: what a forward of theirs costs."""
+    """pace: of this rank; ranks: how many there are; actor, critic: what a forward of theirs costs."""
 
-    rate: float
+    pace: Pace
     actor: Cost
     critic: Cost | None
+    ranks: int = 1
+
+    @property
+    def rate(self) -> float:
+        """Operations per second of large products, of all ranks together."""
+        return self.pace.products * self.ranks
 
     def shares(self, work: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-        """`perf/floor_share` of all parts in work (operations) together, `perf/<part>_floor_share` of each, and
-        `perf/rate`, the rate they are taken at."""
+        """`perf/floor_share` of all parts in work (operations) together, `perf/<part>_floor_share` of each, the rate
+        they are taken at, `perf/rate`, and this rank's `perf/byte_rate` and `perf/call_rate`."""
         least = {part: operations / self.rate for part, operations in work.items()}
         spent = {part: max(seconds.get(part, 0.0), 1e-9) for part in work}
         each = {f"perf/{part}_floor_share": least[part] / spent[part] for part in work}
         together = sum(least.values()) / sum(spent.values())
-        return {"perf/floor_share": together, **each, "perf/rate": self.rate}
+        paces = {"perf/rate": self.rate, "perf/byte_rate": self.pace.moved, "perf/call_rate": self.pace.calls}
+        return {"perf/floor_share": together, **each, **paces}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +114,30 @@ def _matrix(parameter: object) -> int:
     return parameter.numel() if isinstance(parameter, Tensor) and parameter.dim() == 2 else 0
 
 
-def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second: the best of a few square products, a fraction of a second in all."""
-    n = SIDE.get(device.type, SIDE["cpu"])
+def measured_pace(device: torch.device, dtype: torch.dtype) -> Pace:
+    """The best of a few tries of each, a fraction of a second in all."""
+    n, numbers = SIDE.get(device.type, SIDE["cpu"]), NUMBERS.get(device.type, NUMBERS["cpu"])
     a = torch.ones(n, n, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        product = a @ a
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-        del product
-    return 2.0 * n**3 / best
+    many, out = torch.ones(numbers, device=device), torch.empty(numbers, device=device)
+    few = torch.ones(64, device=device)
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            few.add_(0.0)
+
+    def best(work: Callable[[], object]) -> float:
+        return min(_seconds(work, device) for _ in range(REPEATS + 1))
+
+    return Pace(
+        products=2.0 * n**3 / best(lambda: a @ a),
+        moved=2.0 * out.nbytes / best(lambda: torch.mul(many, 2.0, out=out)),
+        calls=CALLS / best(calls),
+    )
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

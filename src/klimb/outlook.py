@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from klimb import host
 from klimb.clock import WATCHED, memory_limit
 from klimb.estimate.forecast import Forecast, Machine, bounded, forecast, read_models
 from klimb.estimate.setup import Lengths
-from klimb.ranks import Ranks
 from klimb.run import Run
 
 Rows = Sequence[Mapping[str, Any]]
@@ -62,15 +57,6 @@ def expect(run: Run, steps: Rows) -> Forecast | None:
     )
     machine = Machine(
         gpu_bytes=memory_limit(device) if device.type == "cuda" else None,
-        # One rank's, which it measured while the others used the same cores.
-        rate=run.floor.rate / run.ranks.size if device.type == "cpu" else None,
-        cores=cores_of(run.ranks),
+        pace=run.floor.pace,  # measured while the other ranks used the same cores
     )
     return forecast(run.config, models, means if steps else bounded(means), means, machine)
-
-
-def cores_of(ranks: Ranks) -> float:
-    """Cores that this rank works with beside the others of its machine, as `klimb plan` counts them. How many there are
-    says who started them; all where nobody does."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)) if ranks.size > 1 else 1
-    return max(1.0, host.cores_each(here, torch.get_num_threads()))

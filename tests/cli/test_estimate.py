@@ -13,7 +13,7 @@ from klimb.cli.estimate import Wish
 from klimb.cli.prompts import lengths
 from klimb.config.load import load_config
 from klimb.errors import ConfigError
-from klimb.estimate.forecast import Machine
+from klimb.estimate.duration import Pace, kept_pace
 from klimb.estimate.shapes import ASSUMED
 
 from .test_cli import ARTICLE, CONFIG, klimb, refused
@@ -157,15 +157,18 @@ def test_local_ranks_share_the_machine(monkeypatch: pytest.MonkeyPatch, recipe: 
     monkeypatch.setattr("klimb.host.all_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    def rank(ranks: int) -> Machine:
+    def rank(ranks: int) -> Pace | None:
         words = ("training.trainer=fsdp", f"training.num_processes={ranks}")
-        return Wish(rate=0.1).machine(load_config(recipe, words).config)
+        return Wish(rate=0.1).machine(load_config(recipe, words).config).pace
 
-    assert [(m.rate, m.cores) for m in map(rank, (1, 2, 16))] == [(1e11, 2), (0.5e11, 1), (1e11 / 16, 1)]
+    one = kept_pace(2, 1e11)
+    assert [rank(n) for n in (1, 2, 16)] == [one, one.on(1, 2), one.on(1 / 8, 2)]
+    assert one.on(1, 2).products == 0.5e11
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a thread has a core to itself as long as there are as many
-    assert [(m.rate, m.cores) for m in map(rank, (1, 2, 16))] == [(1e11, 1), (1e11, 1), (1e11 / 8, 1)]
+    one = kept_pace(1, 1e11)
+    assert [rank(n) for n in (1, 2, 16)] == [one, one, one.times(1 / 8)]
     on_ray = load_config(recipe, ("cluster.kind=ray", "cluster.num_workers=2", "cluster.address=auto")).config
-    assert Wish(rate=0.1).machine(on_ray).rate == 1e11
+    assert Wish(rate=0.1).machine(on_ray).pace == one
 
 
 def test_what_each_local_rank_has_is_said(recipe: Path) -> None:

@@ -20,7 +20,7 @@ from .setups import config
 
 LONG = Lengths(prompt=512.0, longest_prompt=1024, response=1024.0, longest_response=2048)
 CARD_BYTES = 80 * 2.0**30
-CARD = Machine(gpu_bytes=CARD_BYTES, rate=None, cores=1)
+CARD = Machine(gpu_bytes=CARD_BYTES)
 EIGHT = (
     "training.trainer=fsdp",
     "training.num_processes=8",

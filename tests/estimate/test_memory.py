@@ -21,7 +21,7 @@ from klimb.estimate.memory import (
 from klimb.estimate.setup import Lengths, Pass
 from klimb.estimate.shapes import ASSUMED, Shape
 from klimb.models.attention import Packed, Sharing, recompute_activations, through
-from klimb.models.forward import CHUNK_LOGITS
+from klimb.models.head import CHUNK_LOGITS
 from klimb.models.load import body_of
 from tests.tiny_models import tiny_model
 

@@ -11,14 +11,16 @@ from klimb.build import slots
 from klimb.config.facts import POLICY_LOSSES
 from klimb.estimate import setup as estimated
 from klimb.estimate.setup import Lengths
-from klimb.models import forward
+from klimb.models import head
 from klimb.rollout import cache, hf
 
 from .setups import config, setup
 
 
 def test_numbers_of_the_engine_are_the_engines() -> None:
-    assert estimated.CHUNK_LOGITS == forward.CHUNK_LOGITS
+    assert estimated.CHUNK_LOGITS == head.CHUNK_LOGITS
+    assert estimated.PACKED_TOKENS == head.PACKED_TOKENS
+    assert estimated.PACKED_NUMBERS == head.PACKED_NUMBERS
     assert estimated.GROWTH == cache.GROWTH
     assert estimated.PREFILL == hf.PREFILL_TOKENS
     assert {*estimated.WHOLE_ROWS, *OF_SINGLE_TOKENS} == set(POLICY_LOSSES)
@@ -40,7 +42,8 @@ def test_as_many_forwards_as_a_run_makes(dynamic: bool, micro: int, budget: int)
     )
     (steps,) = split_phase(torch.full((64,), 30), torch.arange(64), split, seed=0)
     assert (s.steps, s.micros()) == (len(steps), len(steps[0]))
-    assert s.passes(longest=False).rows == len(steps[0][0])
+    assert s.passes(longest=True).rows == len(steps[0][0])
+    assert s.passes(longest=False).rows == 16 / len(steps[0])  # those of a train batch, between them
 
 
 def test_prompts_that_answers_share_are_read_once() -> None:

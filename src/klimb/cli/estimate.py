@@ -15,7 +15,7 @@ from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 from klimb.estimate import gpus
 from klimb.estimate.changes import Change, changes, enough_ranks, on_ranks
-from klimb.estimate.fitted import FITTED
+from klimb.estimate.duration import Pace, kept_pace
 from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
 from klimb.estimate.setup import Lengths, Models
 from klimb.estimate.shapes import assumed
@@ -54,17 +54,19 @@ class Wish:
         """Of one rank: what this machine has is divided among those that run on it."""
         rate = None if self.rate is None else self.rate * 1e12
         if self.is_elsewhere:
-            return Machine(gpu_bytes=(self.gpu_memory or GPU_MEMORY) * GIB, rate=rate, cores=1)
-        if self.measure:
-            from klimb.build import pick_device
-            from klimb.floor import measured_rate
+            return Machine(gpu_bytes=(self.gpu_memory or GPU_MEMORY) * GIB, gpu_peak=rate)
+        alone = host.cores_each(1)
+        pace = _measured() if self.measure else kept_pace(alone, rate)
+        return Machine(pace=pace.on(_cores_each(config), alone))
 
-            device = pick_device()
-            import torch
 
-            rate = measured_rate(device, torch.float32)
-        one, each = host.cores_each(1), _cores_each(config)
-        return Machine(gpu_bytes=None, rate=(rate or FITTED["rate"] * one) * each / one, cores=max(1.0, each))
+def _measured() -> Pace:
+    import torch
+
+    from klimb.build import pick_device
+    from klimb.floor import measured_pace
+
+    return measured_pace(pick_device(), torch.float32)
 
 
 def _ranks_here(config: RunConfig) -> int:
@@ -203,9 +205,9 @@ def _time(config: RunConfig, found: Forecast, machine: Machine, means: Lengths, 
     ]
     if machine.gpu_bytes is not None:
         return [*lines, f"  {gpus.SOURCE}" + ("; the peak as said" if wish.rate else "")]
-    assert machine.rate is not None
+    assert machine.pace is not None
     how = "measured now" if wish.measure else "as said" if wish.rate else "kept from another machine: --measure, --rate"
     ranks = _ranks_here(config)
     shared = f" for each of {ranks} ranks, which share {host.all_cores()}" if ranks > 1 else ""
     on = f"{_cores_each(config):.3g} core(s){shared}"
-    return [*lines, f"  products at {machine.rate / 1e9:,.0f} GFLOP/s on {on}, {how}"]
+    return [*lines, f"  products at {machine.pace.products / 1e9:,.0f} GFLOP/s on {on}, {how}"]

@@ -18,8 +18,8 @@ CALLS_PER_BLOCK = {"decode": 30, "pass": 40}
 """Operations that a block calls, one after another."""
 CALLS_AROUND = {"decode": 60, "pass": 120}
 """Those of a step or forward outside its blocks."""
-CALLS_PER_RUN = 10
-"""Those of the attention of rows of one length, in every block."""
+CALLS_PER_RUN = 3
+"""Those of the attention of rows of one length, in every block: the kernel and copies around it."""
 CALLS_PER_TOKEN = 0.3
 """What Python does for a token that was drawn, in calls."""
 HEAD_PASSES = 6
@@ -69,18 +69,42 @@ class Speed:
     link: float
 
 
-def cpu_speed(rate: float, cores: float, fitted: Mapping[str, float] = FITTED) -> Speed:
-    """rate: operations per second of a large product on all cores. What is not a product takes as much longer than on
-    the machine of the fit as one core's products do, and is done by one core at a time."""
-    slower = fitted["rate"] * cores / rate
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """What one process on a CPU does in a second. products: floating-point operations of a large product, on all of its
+    cores; moved: bytes that an element-wise operation on a large tensor reads and writes; calls: smallest operations,
+    one after another. The three differ from CPU to CPU by different factors."""
+
+    products: float
+    moved: float
+    calls: float
+
+    def on(self, cores: float, measured_on: float) -> Pace:
+        """Of a process with other cores than these numbers are of. What is no product is done by one core at a time."""
+        one = min(1.0, cores)
+        return Pace(products=self.products * cores / measured_on, moved=self.moved * one, calls=self.calls * one)
+
+    def times(self, factor: float) -> Pace:
+        return Pace(products=self.products * factor, moved=self.moved * factor, calls=self.calls * factor)
+
+
+def kept_pace(cores: float, rate: float | None = None, fitted: Mapping[str, float] = FITTED) -> Pace:
+    """Of the machine that constants were fitted on, with so many cores. rate: operations per second of another, on as
+    many; all else is taken to be as much faster."""
+    here = Pace(products=fitted["products_pace"] * cores, moved=fitted["moved_pace"], calls=fitted["calls_pace"])
+    return here if rate is None else here.times(rate / here.products)
+
+
+def cpu_speed(pace: Pace, fitted: Mapping[str, float] = FITTED) -> Speed:
+    """Constants say how many times as long a unit of a run's work takes as one of those that a pace is measured by."""
     return Speed(
-        decode_products=fitted["decode_products"] / rate,
-        decode_bytes=fitted["decode_bytes"] * slower,
-        decode_calls=fitted["decode_calls"] * slower,
-        pass_products=fitted["pass_products"] / rate,
-        pass_bytes=fitted["pass_bytes"] * slower,
-        pass_calls=fitted["pass_calls"] * slower,
-        link=fitted["link_bytes"] * slower,
+        decode_products=fitted["decode_products"] / pace.products,
+        decode_bytes=fitted["decode_bytes"] / pace.moved,
+        decode_calls=fitted["decode_calls"] / pace.calls,
+        pass_products=fitted["pass_products"] / pace.products,
+        pass_bytes=fitted["pass_bytes"] / pace.moved,
+        pass_calls=fitted["pass_calls"] / pace.calls,
+        link=fitted["link_bytes"] / pace.moved,
     )
 
 

@@ -11,7 +11,7 @@ from klimb.config.paths import model_folder
 from klimb.config.posture import resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
-from klimb.estimate.duration import cpu_speed, seconds
+from klimb.estimate.duration import Pace, cpu_speed, seconds
 from klimb.estimate.gpus import gpu_speed
 from klimb.estimate.memory import Peak, peaks
 from klimb.estimate.setup import Lengths, Models, Setup, make_setup
@@ -20,13 +20,12 @@ from klimb.estimate.shapes import Shape, read
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """gpu_bytes: memory of each GPU, None for a CPU; rate: operations per second of a large product in one rank, while
-    the others work too (of a GPU the published peak, None: gpus.PEAK); cores: those that a rank on a CPU works with, at
-    least 1: a part of one is a lower rate."""
+    """gpu_bytes: memory of each GPU, None for a CPU; gpu_peak: its published operations per second, None: gpus.PEAK;
+    pace: of one rank on a CPU while the others work too."""
 
-    gpu_bytes: float | None
-    rate: float | None
-    cores: float
+    gpu_bytes: float | None = None
+    gpu_peak: float | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +59,9 @@ def counts_of(config: RunConfig) -> Counts:
 
 def step_seconds(setup: Setup, machine: Machine) -> dict[str, float]:
     if machine.gpu_bytes is not None:
-        return seconds(setup, gpu_speed(machine.rate, setup.engine is not None))
-    assert machine.rate is not None, "a CPU's rate is measured or the kept one"
-    return seconds(setup, cpu_speed(machine.rate, machine.cores))
+        return seconds(setup, gpu_speed(machine.gpu_peak, setup.engine is not None))
+    assert machine.pace is not None, "a CPU's pace is measured or the kept one"
+    return seconds(setup, cpu_speed(machine.pace))
 
 
 def read_models(config: RunConfig) -> Models | None:

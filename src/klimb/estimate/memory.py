@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from klimb.estimate.fitted import FITTED
-from klimb.estimate.setup import CHUNK_LOGITS, GROWTH, PREFILL, Pass, Setup
+from klimb.estimate.setup import CHUNK_LOGITS, GROWTH, PACKED_NUMBERS, PACKED_TOKENS, PREFILL, Pass, Setup
 from klimb.estimate.shapes import Shape
 
 FLOAT = 4
@@ -158,7 +158,8 @@ def _score(s: Setup) -> dict[str, float]:
 def _logprob_pass(s: Setup, shape: Shape, p: Pass) -> list[tuple[float, float]]:
     """Activations and head while the body runs, and while the head does."""
     hidden = FLOAT * shape.hidden * (p.read + p.scored)
-    return [(forward_bytes(shape, p.read, s.wide), 0.0), (hidden, head_room(shape, p.scored))]
+    head = head_room(shape, p.scored) + packed_head(shape, p.scored, s)
+    return [(forward_bytes(shape, p.read, s.wide), 0.0), (hidden, head)]
 
 
 def _update(s: Setup) -> dict[str, float]:
@@ -179,7 +180,7 @@ def _step(s: Setup, shape: Shape, with_head: bool) -> dict[str, float]:
     beginning = {
         "gradients": gradients if several else (embedding / s.ranks if with_head and s.fused else 0.0),
         "activations": kept_bytes(shape, p, s) + backward_bytes(shape, p.read, s),
-        "head": head_step(shape, p.scored, s.fused) if with_head else FLOAT * shape.hidden * p.scored,
+        "head": head_step(shape, p.scored, s) if with_head else FLOAT * shape.hidden * p.scored,
         "gathered": _gathered(s, shape),
     }
     end = {"gradients": gradients, "activations": embedding, "gathered": _gathered(s, shape)}
@@ -238,7 +239,14 @@ def head_room(shape: Shape, scored: float) -> float:
     return 2 * FLOAT * min(scored, max(1, CHUNK_LOGITS // shape.vocab)) * shape.vocab
 
 
-def head_step(shape: Shape, scored: float, fused: bool) -> float:
+def packed_head(shape: Shape, scored: float, s: Setup) -> float:
+    """The head once more, in the layout of fast products."""
+    packs = s.kind == "cpu" and s.wide == FLOAT and scored >= PACKED_TOKENS and shape.embedding <= PACKED_NUMBERS
+    return FLOAT * shape.embedding if packs else 0.0
+
+
+def head_step(shape: Shape, scored: float, s: Setup) -> float:
     """Hidden states that are scored and their gradients, and the chunk's room: a third block where the logits are
     computed again for a loss of whole rows."""
-    return 2 * FLOAT * shape.hidden * scored + head_room(shape, scored) * (1.0 if fused else 1.5)
+    room = head_room(shape, scored) * (1.0 if s.fused else 1.5)
+    return 2 * FLOAT * shape.hidden * scored + room + packed_head(shape, scored, s)

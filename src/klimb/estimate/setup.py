@@ -12,6 +12,8 @@ from klimb.cut import cut
 from klimb.estimate.shapes import Shape
 
 CHUNK_LOGITS = 2**23
+PACKED_TOKENS = 128
+PACKED_NUMBERS = 2**25
 """As models.forward: logits that the head computes at once."""
 GROWTH = 32
 """As rollout.cache: places by which the responses' part of the cache grows."""
@@ -35,7 +37,7 @@ class Lengths:
     longest_response: int
     early: float = 1.0
 
-    def largest(self, rows: int) -> float:
+    def largest(self, rows: float) -> float:
         """Mean response of the longest among many sets of so many rows: one row may be the longest, many are not."""
         return self.response + (self.longest_response - self.response) / math.sqrt(max(rows, 1))
 
@@ -46,7 +48,7 @@ class Pass:
     its; attended: tokens of all rows, each by itself; scored: positions that go through the head; row: tokens of a row.
     """
 
-    rows: int
+    rows: float
     read: float
     attended: float
     scored: float
@@ -105,8 +107,9 @@ class Setup:
 
     def passes(self, longest: bool) -> Pass:
         """A forward of the update. longest: the largest of them; else the mean one."""
-        rows = min(self.step, self.rows if self.rows is not None else self._rows_in(self.budget))
-        return self._pass(rows, longest, self.budget, min(self.step, self.phase))
+        step = min(self.step, self.phase)
+        rows = min(step, self.rows if self.rows is not None else self._rows_in(self.budget))
+        return self._pass(rows if longest else step / self.micros(), longest, self.budget, step)
 
     def value_pass(self) -> Pass:
         """The largest forward of the critic before the update."""
@@ -124,7 +127,7 @@ class Setup:
         """Rows of a forward that is cut by tokens."""
         return self.phase if budget is None else max(1, int(budget // max(self.episode(), 1)))
 
-    def _pass(self, rows: int, longest: bool, budget: int | None, among: int) -> Pass:
+    def _pass(self, rows: float, longest: bool, budget: int | None, among: int) -> Pass:
         """among: rows of the train batch or phase that these are taken from; answers to a prompt lie together in it."""
         ln = self.lengths
         response = ln.largest(rows) if longest else ln.response
