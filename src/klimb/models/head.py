@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
-from klimb.models.prepacked import PackedLinear, is_available
+from klimb.models.prepacked import PackedLinear, pays
 
 CHUNK_LOGITS = 2**23
 """Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
@@ -53,7 +53,7 @@ class HeadPass:
         pieces = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
         if not pieces or not is_plain(head) or hidden.dtype != torch.float32 or weight.dtype != torch.float32:
             return cls(head, pieces)
-        packed = PackedLinear.of([head], rows) if _packs(weight, tokens) else None
+        packed = PackedLinear.of([head], rows) if _packs(head, tokens) else None
         blocks = 1 if packed is not None else 2
         return cls(head, pieces, packed, hidden.new_empty(blocks, pieces[0].stop, weight.shape[0]) if reuse else None)
 
@@ -78,10 +78,11 @@ class HeadPass:
         return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
 
 
-def _packs(weight: Tensor, tokens: int) -> bool:
-    """Whether packing is for this weight and pays, and this torch can."""
-    on_cpu = weight.device.type == "cpu" and not isinstance(weight, DTensor) and not torch.is_autocast_enabled("cpu")
-    return on_cpu and tokens >= PACKED_TOKENS and weight.numel() <= PACKED_NUMBERS and is_available()
+def _packs(head: nn.Module, tokens: int) -> bool:
+    """Whether packing is for this head, and gains more than the copy takes."""
+    weight = cast(Tensor, head.weight)
+    whole = not isinstance(weight, DTensor) and not torch.is_autocast_enabled("cpu")
+    return whole and tokens >= PACKED_TOKENS and weight.numel() <= PACKED_NUMBERS and pays(head, weight.dtype)
 
 
 class _Product(Function):
