@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from klimb import clock
-from klimb.clock import Clock, peak_bytes, reset_peak
+from klimb.clock import Clock, measures_peaks, peak_bytes, reset_peak
 from klimb.malloc import keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -56,6 +56,16 @@ def test_a_part_met_twice_adds_seconds_and_keeps_the_larger_peak() -> None:
             del block
     assert watch.seconds["rollout"] >= 0.02
     assert watch.peaks["rollout"] > LARGE
+
+
+def test_on_a_cpu_peaks_are_taken_in_some_steps_and_times_in_all() -> None:
+    assert [step for step in range(12) if measures_peaks(CPU, step)] == [0, 1, 2, 5, 10]
+    assert all(measures_peaks(torch.device("cuda"), step) for step in range(12))
+    watch = Clock(CPU, measures=False)
+    with watch("update"):
+        pass
+    assert "time/update" in watch.metrics()
+    assert not watch.peaks
 
 
 def test_without_the_kernels_file_the_peak_is_that_of_the_process(

@@ -23,6 +23,8 @@ from typing import Any
 import table
 from cases import SIZES, Case, cases, whole_tree, write_inputs
 
+from klimb.outlook import largest_peaks
+
 ONE = Path(__file__).with_name("one.py")
 OWN_MAPPINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 """Each tensor of 64 KiB or more is a mapping of its own: a peak is then what is held, not where room was found."""
@@ -60,7 +62,7 @@ def whole_run(folder: Path, threads: int) -> dict[str, Any]:
     return {
         "phases": len(rows),
         "response_mean": [row["length/mean"] for row in rows],
-        "peak_bytes": {p: max(int(row[f"memory/{p}_peak"]) for row in rows) for p in ("rollout", *table.PHASES)},
+        "peak_bytes": {part: int(size) for part, size in largest_peaks(rows).items()},
         "seconds": {p: [round(row[f"time/{p}"], 3) for row in rows] for p in ("rollout", *table.PHASES)},
         "metrics": {name: [row[name] for row in rows] for name in wanted},
         "threads": threads,

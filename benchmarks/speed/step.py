@@ -89,7 +89,8 @@ def run_klimb(args: argparse.Namespace, watch: Watch, folder: Path) -> dict[str,
     rows = [json.loads(line) for line in watch.file.read_text().splitlines()][1:]
     names = ("time/rollout", "time/reward", "time/score", "time/update", "perf/floor_share", "perf/rollout_floor_share")
     names += ("perf/score_floor_share", "perf/update_floor_share", "memory/rollout_peak", "memory/score_peak")
-    return {n: sorted(r[n] for r in rows)[len(rows) // 2] for n in (*names, "memory/update_peak") if n in rows[0]}
+    found = {n: sorted(row[n] for row in rows if n in row) for n in (*names, "memory/update_peak")}  # not all in all
+    return {name: values[len(values) // 2] for name, values in found.items() if values}
 
 
 def marking(watch: Watch) -> Any:

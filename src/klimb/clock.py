@@ -19,6 +19,9 @@ RESET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
 WATCHED = ("rollout", "score", "update")
 """Parts whose peak memory is logged."""
+EVERY = 5
+"""On a CPU peaks are measured in the first two steps and in every fifth: giving memory back before each part, which is
+what tells their peaks apart, costs about 4% of a step (docs/performance.md)."""
 
 
 class Exhausted(Exception):
@@ -31,16 +34,19 @@ class Exhausted(Exception):
 
 @dataclass
 class Clock:
-    """Seconds and bytes by part of a turn. device: whose memory is looked at; say: told of each part as it begins."""
+    """Seconds and bytes by part of a turn. device: whose memory is looked at; say: told of each part as it begins;
+    measures: whether peaks are taken."""
 
     device: torch.device
     say: Callable[[str], None] | None = None
+    measures: bool = True
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     peaks: dict[str, int] = field(default_factory=dict[str, int])
 
     @contextmanager
     def __call__(self, part: str) -> Generator[None]:
-        reset_peak(self.device)
+        if self.measures:
+            reset_peak(self.device)
         if self.say is not None:
             self.say(part)
         start = time.perf_counter()
@@ -53,7 +59,8 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # kernels still running belong to this part
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
-        self.peaks[part] = max(self.peaks.get(part, 0), peak_bytes(self.device))
+        if self.measures:
+            self.peaks[part] = max(self.peaks.get(part, 0), peak_bytes(self.device))
 
     def metrics(self, tokens: dict[str, int] | None = None, episodes: int = 0) -> dict[str, float]:
         """time/* in seconds; perf/* per second; memory/*_peak in bytes. tokens: how many each part worked on."""
@@ -65,6 +72,11 @@ class Clock:
             out[f"perf/{part}_tokens_per_s"] = count / max(self.seconds[part], 1e-9)
         work = total - self.seconds.get("eval", 0.0)
         return out | ({"perf/episodes_per_s": episodes / max(work, 1e-9)} if episodes else {})
+
+
+def measures_peaks(device: torch.device, step: int) -> bool:
+    """Whether this step's peaks are worth their cost: always on a GPU. The second step has the optimizer's state."""
+    return device.type == "cuda" or step <= 2 or step % EVERY == 0
 
 
 def reset_peak(device: torch.device) -> None:

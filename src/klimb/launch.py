@@ -31,7 +31,7 @@ from klimb.build import (
     samplings,
     slots,
 )
-from klimb.clock import WATCHED, Exhausted, memory_limit
+from klimb.clock import Exhausted, memory_limit
 from klimb.config.guard import refuse_other_kind
 from klimb.config.load import dump_config
 from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_folder
@@ -45,7 +45,7 @@ from klimb.exhaustion import OutOfMemory, Words, explain, left_behind, obituary
 from klimb.ladder import Intervention
 from klimb.malloc import is_exhausted
 from klimb.models.load import load_causal_lm, load_tokenizer
-from klimb.outlook import Outlook, expect, look_back
+from klimb.outlook import Outlook, expect, largest_peaks, look_back
 from klimb.processes import Start, as_started, is_rank, joined
 from klimb.processes import start as start_ranks
 from klimb.ranks import Ranks
@@ -233,29 +233,18 @@ def _built(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, st
 
 
 def _explained(run: Run, error: Exhausted) -> str:
-    before = {name: max(size, error.peaks.get(name, 0.0)) for name, size in _peaks(run).items()}
-    peaks = {**error.peaks, **before}
+    logged = largest_peaks(run.log.rows())
+    peaks = logged | {name: max(size, logged.get(name, 0.0)) for name, size in error.peaks.items()}
     expected = expect(run, [row for row in run.log.rows() if "length/mean" in row])
     limit, facts = memory_limit(run.roles.actor.device), run.watch.facts
     return explain(error.part, peaks, limit, facts, () if expected is None else expected.peaks)
-
-
-def _peaks(run: Run) -> dict[str, float]:
-    """Largest measured peak by phase, of the steps in the log."""
-    found: dict[str, float] = {}
-    for row in run.log.rows():
-        for part in WATCHED:
-            size = row.get(f"memory/{part}_peak")
-            if isinstance(size, int | float):
-                found[part] = max(found.get(part, 0.0), float(size))
-    return found
 
 
 def _mourn(run: Run, words: Words | None) -> None:
     """Say what became of a process that was killed in this folder; its log still has all of its steps."""
     if words is None:
         return
-    text = obituary(words, _peaks(run), memory_limit(run.roles.actor.device), run.watch.facts)
+    text = obituary(words, largest_peaks(run.log.rows()), memory_limit(run.roles.actor.device), run.watch.facts)
     if text is not None:
         run.screen.warn(text)
 

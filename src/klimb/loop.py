@@ -15,7 +15,7 @@ import torch
 
 from klimb import checkpoint, guard, snapshot
 from klimb.batch import Minibatch, forward_lengths, least_read, micro_batches, split_phase
-from klimb.clock import Clock
+from klimb.clock import Clock, measures_peaks
 from klimb.config.counts import due
 from klimb.describe import describe, rollout_metrics
 from klimb.doctor.finding import Finding
@@ -66,7 +66,8 @@ def train(run: Run, state: State) -> State:
 
 
 def _clock(run: Run, step: int) -> Clock:
-    return Clock(run.roles.actor.device, partial(run.last_words.say, step))
+    device = run.roles.actor.device
+    return Clock(device, partial(run.last_words.say, step), measures_peaks(device, step))
 
 
 def _before_training(run: Run) -> dict[str, Any]:

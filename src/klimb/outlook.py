@@ -27,7 +27,7 @@ class Outlook:
 
 def look_back(run: Run, rows: Rows) -> Outlook | None:
     """rows: of the run's log. None where there is no step, or the model's sizes are not known."""
-    steps = [row for row in rows if "memory/update_peak" in row]
+    steps = [row for row in rows if "time/update" in row]
     found = expect(run, steps)
     if found is None or not steps:
         return None
@@ -35,9 +35,19 @@ def look_back(run: Run, rows: Rows) -> Outlook | None:
     phases = [p for p in ("rollout", "reward", "score", "update") if f"time/{p}" in later[0]]
     return Outlook(
         forecast=found,
-        peaks={p: max(float(row[f"memory/{p}_peak"]) for row in steps) for p in WATCHED},
+        peaks=largest_peaks(rows),
         seconds={p: statistics.median(float(row[f"time/{p}"]) for row in later) for p in phases},
     )
+
+
+def largest_peaks(rows: Rows) -> dict[str, float]:
+    """By phase, in bytes, over the steps that measured them."""
+    names = {part: f"memory/{part}_peak" for part in WATCHED}
+    found = {
+        part: [float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
+        for part, name in names.items()
+    }
+    return {part: max(sizes) for part, sizes in found.items() if sizes}
 
 
 def expect(run: Run, steps: Rows) -> Forecast | None:
