@@ -59,8 +59,9 @@ def test_a_part_met_twice_adds_seconds_and_keeps_the_larger_peak() -> None:
 
 
 def test_on_a_cpu_peaks_are_taken_in_some_steps_and_times_in_all() -> None:
-    assert [step for step in range(12) if measures_peaks(CPU, step)] == [0, 1, 2, 5, 10]
-    assert all(measures_peaks(torch.device("cuda"), step) for step in range(12))
+    assert [step for step in range(12) if measures_peaks(CPU, step, 0)] == [0, 1, 2, 5, 10]
+    assert [step for step in range(8, 16) if measures_peaks(CPU, step, 7)] == [8, 9, 10, 15]
+    assert all(measures_peaks(torch.device("cuda"), step, 0) for step in range(12))
     watch = Clock(CPU, measures=False)
     with watch("update"):
         pass

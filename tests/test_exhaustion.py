@@ -49,6 +49,8 @@ def test_what_torch_and_python_raise_is_recognised_and_nothing_else() -> None:
         "CUDA Error: out of memory at csrc/cumem.cpp",
     ):
         assert is_exhausted(RuntimeError(text))
+    assert is_exhausted(RuntimeError("could not create a primitive\n"))
+    assert not is_exhausted(RuntimeError("could not create a primitive descriptor for a convolution"))
     assert not is_exhausted(RuntimeError("the mailbox is out of memory cards"))
     with pytest.raises(RuntimeError) as other:
         torch.zeros(2) @ torch.zeros(3)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import klimb
 from klimb.errors import CheckpointError, ConfigError
-from klimb.launch import default_name, place
+from klimb.launch import default_name, place, summarise
+from klimb.snapshot import State
 from tests.tiny_runs import build_tiny_model, tiny_config, write_inputs
 
 
@@ -38,6 +40,25 @@ def test_never_takes_a_free_folder(parts: tuple[Path, Path], tmp_path: Path) -> 
     (tmp_path / "runs" / "run").mkdir(parents=True)
     (tmp_path / "runs" / "run-2").mkdir()
     assert place(config, "r") == (tmp_path / "runs" / "run-3", None)
+
+
+def test_a_folder_that_cannot_be_made_is_told(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = tiny_config(*parts, tmp_path / "file", **{"training.total_episodes": 8})
+    with pytest.raises(ConfigError, match=r"run\.dir: .*file/run cannot be made \(Not a directory\)"):
+        klimb.train(config)
+
+
+def test_what_was_not_measured_has_no_after(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    """Neither a run that was stopped before its next evaluation, nor one that begins without one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = [{"step": 0, "eval/reward": 0.25}, {"step": 1}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stopped = summarise(folder, State(step=1, episodes=8), 16)
+    assert (stopped.before, stopped.after) == ({"eval/reward": 0.25}, {})
+    config = tiny_config(*parts, tmp_path / "runs", **{"training.total_episodes": 8, "eval.before_training": False})
+    assert not klimb.train(config).before
 
 
 def test_a_path_to_resume_from_must_be_a_whole_checkpoint(parts: tuple[Path, Path], tmp_path: Path) -> None:

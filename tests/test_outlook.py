@@ -10,6 +10,7 @@ import pytest
 
 import klimb
 from klimb.cli.summary import show_summary
+from klimb.config.load import with_overrides
 from klimb.config.schema import RunConfig
 from klimb.launch import RunResult
 from tests.tiny_runs import build_tiny_model, rows, tiny_config, write_inputs
@@ -38,6 +39,20 @@ def test_peaks_and_seconds_are_those_of_the_log(finished: Finished) -> None:
     for phase in ("rollout", "score", "update"):
         later = sorted(row[f"time/{phase}"] for row in logged[1:])
         assert later[0] <= result.outlook.seconds[phase] <= later[-1]
+
+
+def test_only_steps_of_this_start_are_measured(finished: Finished, tmp_path: Path) -> None:
+    """Others may be those of another micro-batch, or of more ranks."""
+    config, _ = finished
+    first = with_overrides(config, [f"run.dir={tmp_path}", "training.total_episodes=24"])
+    assert klimb.train(first).outlook is not None
+    assert klimb.train(first).outlook is None
+    again = klimb.train(with_overrides(first, ["training.total_episodes=32"]))
+    last = rows(again.folder, volatile=True)[-1]
+    assert again.outlook is not None
+    assert last["step"] == 4
+    assert again.outlook.peaks["update"] == last["memory/update_peak"]
+    assert again.outlook.seconds["update"] == last["time/update"]
 
 
 def test_it_is_estimated_for_the_models_and_lengths_of_the_run(finished: Finished) -> None:

@@ -20,8 +20,8 @@ STATUS = Path("/proc/self/status")
 WATCHED = ("rollout", "score", "update")
 """Parts whose peak memory is logged."""
 EVERY = 5
-"""On a CPU peaks are measured in the first two steps and in every fifth: giving memory back before each part, which is
-what tells their peaks apart, costs about 4% of a step (docs/performance.md)."""
+"""On a CPU peaks are measured in a process's first two steps and in every fifth: giving memory back before each part,
+which is what tells their peaks apart, costs about 4% of a step (docs/performance.md)."""
 
 
 class Exhausted(Exception):
@@ -74,9 +74,10 @@ class Clock:
         return out | ({"perf/episodes_per_s": episodes / max(work, 1e-9)} if episodes else {})
 
 
-def measures_peaks(device: torch.device, step: int) -> bool:
-    """Whether this step's peaks are worth their cost: always on a GPU. The second step has the optimizer's state."""
-    return device.type == "cuda" or step <= 2 or step % EVERY == 0
+def measures_peaks(device: torch.device, step: int, start: int) -> bool:
+    """Whether this step's peaks are worth their cost: always on a GPU. start: steps that were done before this process;
+    its second step has the optimizer's state."""
+    return device.type == "cuda" or step <= start + 2 or step % EVERY == 0
 
 
 def reset_peak(device: torch.device) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from klimb.config.paths import make_folder
 from klimb.config.scale import ClusterConfig
 from klimb.errors import ConfigError, KlimbError, MissingExtra
 from klimb.processes import Notes, Stopping, backend, guarded
@@ -44,7 +45,7 @@ def run_on_ray(
     if own:
         _connect(ray, cluster)
     resources = _resources(ray.cluster_resources(), num_workers)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "run.dir")
     notes, mailbox = Notes(Path(mkdtemp(prefix=".ray-", dir=folder)).resolve()), _mailbox(ray)
     trainer = TorchTrainer(
         _on_worker,

@@ -34,7 +34,7 @@ from klimb.build import (
 from klimb.clock import Exhausted, memory_limit
 from klimb.config.guard import refuse_other_kind
 from klimb.config.load import dump_config
-from klimb.config.paths import NO_EVAL, check_runnable, missing_model, model_folder
+from klimb.config.paths import NO_EVAL, check_runnable, make_folder, missing_model, model_folder
 from klimb.config.posture import filled, resolve
 from klimb.config.schema import RunConfig
 from klimb.console import Screen
@@ -116,10 +116,10 @@ def _train(config: RunConfig, folder: Path, start: Path | None, screen: Screen |
             _mourn(run, words)
             state = _begin(run, start)
             shown.begin(f"klimb: {folder}", run.counts.episodes, state.episodes)
-            state = loop.train(run, state)
+            before, state = state, loop.train(run, state)
             if state.episodes >= run.counts.episodes and not run.watch.stopped:
                 guard.forget(run, -1)
-            outlook = look_back(run, run.log.rows())
+            outlook = look_back(run, [row for row in run.log.rows() if row["step"] > before.step])
         except Exhausted as error:
             raise OutOfMemory(_explained(run, error)) from error
         finally:
@@ -137,7 +137,7 @@ def _alone_in(folder: Path, ranks: Ranks) -> Generator[None]:
 
     The lock goes with the process, however it ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "run.dir")
     with (folder / ".lock").open("a") as file:
         ranks.first(lambda: _lock(folder, file))
         yield
@@ -187,7 +187,7 @@ def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
     folder = parent / name
     if resume == "never":
         taken = [folder, *(parent / f"{name}-{n}" for n in range(2, 10_000))]
-        return next(path for path in taken if not path.exists()), None
+        folder = next(path for path in taken if not path.exists())
     return folder, None
 
 
@@ -303,7 +303,10 @@ def summarise(folder: Path, state: State, episodes: int, stopped: tuple[Finding,
     """What the run's own files say."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    evals = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows if "eval/reward" in row]
+    evals = {
+        row["step"]: {k: v for k, v in row.items() if k.startswith("eval/")} for row in rows if "eval/reward" in row
+    }
+    last = max(evals, default=0)
     kls = [row["kl/k3"] for row in rows if isinstance(row.get("kl/k3"), float) and math.isfinite(row["kl/k3"])]
     half = kls[len(kls) // 2 :]
     best = None if state.best_step is None else folder / "checkpoints" / checkpoint.checkpoint_name(state.best_step)
@@ -312,8 +315,8 @@ def summarise(folder: Path, state: State, episodes: int, stopped: tuple[Finding,
         step=state.step,
         episodes=state.episodes,
         finished=state.episodes >= episodes and not stopped,
-        before=evals[0] if evals else {},
-        after=evals[-1] if evals else {},
+        before=evals.get(0, {}),
+        after=evals[last] if last > 0 else {},
         kl=sum(half) / len(half) if half else None,
         best=best,
         alarms=stopped,

@@ -37,7 +37,8 @@ def train(run: Run, state: State) -> State:
     """Turn until the episodes are used up, somebody asks to stop, or an alarm does. The last state is saved, unless the
     guard had nothing left to try: then the newest checkpoint is from before the alarm."""
     interrupt = Interrupt(run.ranks.stop)
-    renew_engine(run, state.step, _clock(run, state.step))
+    start = state.step
+    renew_engine(run, start, _clock(run, start, start))
     with interrupt.listening():
         if state == State():
             row = _before_training(run)
@@ -45,7 +46,7 @@ def train(run: Run, state: State) -> State:
         stopping = run.ranks.any(interrupt.asked)
         while state.episodes < run.counts.episodes and not stopping:
             before = state
-            state, row = _turn(run, state)
+            state, row = _turn(run, state, start)
             # Read once: a signal after this line is seen after the next turn, and saved.
             stopping = run.ranks.any(interrupt.asked)
             alarms = _examine(run, state, row)
@@ -65,16 +66,16 @@ def train(run: Run, state: State) -> State:
     return state
 
 
-def _clock(run: Run, step: int) -> Clock:
+def _clock(run: Run, step: int, start: int) -> Clock:
     device = run.roles.actor.device
-    return Clock(device, partial(run.last_words.say, step), measures_peaks(device, step))
+    return Clock(device, partial(run.last_words.say, step), measures_peaks(device, step, start))
 
 
 def _before_training(run: Run) -> dict[str, Any]:
     """Where the run starts from, on held-out prompts."""
     row: dict[str, Any] = {"step": 0, "episodes": 0}
     if run.config.eval.before_training and run.eval_prompts:
-        clock = _clock(run, 0)
+        clock = _clock(run, 0, 0)
         row |= _evaluate(run, 0, clock)
         run.log.metrics({**row, **clock.metrics()})
         run.screen.row(row)
@@ -94,10 +95,10 @@ def _examine(run: Run, state: State, row: dict[str, Any]) -> tuple[Finding, ...]
     return tuple(f for f in alarms if action == "stop" or is_curable(f))
 
 
-def _turn(run: Run, state: State) -> tuple[State, dict[str, Any]]:
-    """One on-policy phase, from prompts to a logged row."""
+def _turn(run: Run, state: State, start: int) -> tuple[State, dict[str, Any]]:
+    """One on-policy phase, from prompts to a logged row. start: steps that were done before this process."""
     step, seed = state.step + 1, derive_seed(run.config.training.seed, state.step)
-    clock = _clock(run, step)
+    clock = _clock(run, step, start)
     episodes = min(run.counts.phase, run.counts.episodes - state.episodes)
     phase = play(run, episodes, step, seed, clock)
     warming_up = step <= run.config.critic.warmup_phases and run.critic is not None

@@ -21,6 +21,9 @@ _REFUSALS = (
     "cuda out of memory",
 )
 
+_ONEDNN = "could not create a primitive"
+"""All that oneDNN says when memory for a product's code is refused; with more behind it, it means something else."""
+
 
 def give_back() -> None:
     """Hand what is free at this moment back to the kernel, so that what follows can be measured by itself, and to the
@@ -42,7 +45,7 @@ def is_exhausted(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return any(words in text for words in _REFUSALS)
+    return any(words in text for words in _REFUSALS) or text.strip() == _ONEDNN
 
 
 def _call(name: str, *args: int) -> bool:

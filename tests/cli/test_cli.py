@@ -63,7 +63,7 @@ def test_every_command_has_an_example(command: str) -> None:
     assert re.search(rf"Example:\n +klimb {command} ", result.stdout)
 
 
-MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+MISTAKES: dict[str, tuple[tuple[str | Path, ...], tuple[str, ...]]] = {
     "no command": ((), ("Usage: klimb",)),
     "unknown command": (("trian",), ("trian",)),
     "no config": (("plan",), ("Missing argument",)),
@@ -81,12 +81,27 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "report into another kind of file": (("report", "src", "--out", "a.pdf"), ("--out a.pdf: must end in .html",)),
     "report served and written": (("report", "src", "--serve", "--out", "a.html"), ("--out and --serve",)),
     "report on a wrong port": (("report", "src", "--serve", "--port", "70000"), ("--port",)),
+    "plan of GPUs without a size": (("plan", ARTICLE, "--elsewhere", "--gpu-memory", "nan"), ("--gpu-memory", "nan")),
+    "plan at no end of a rate": (("plan", ARTICLE, "--elsewhere", "--rate", "inf"), ("--rate", "inf")),
+    "a path for a name": (("train", ARTICLE, "run.name=../x"), ("run.name is '../x'", "run.dir has paths")),
+    "engines of four for six ranks": (
+        ("plan", ARTICLE, "--elsewhere", "--gpus", "6", "cluster.kind=ray", "actor_rollout_ref.vllm.tensor_parallel=4"),
+        ("tensor_parallel is 4, but 6 ranks", "multiple of 4"),
+    ),
+    "answers into a file": (
+        ("eval", "recipes/quickstart.yaml", "--samples", "README.md/x.jsonl"),
+        ("--samples README.md/x.jsonl: cannot be written (Not a directory)",),
+    ),
+    "arms in a file": (
+        ("compare", "recipes/quickstart.yaml", "--vary", "training.lr=1e-4,2e-4", "run.dir=README.md"),
+        ("run.dir: README.md/compare-quickstart", "cannot be made (Not a directory)"),
+    ),
     "prepare of nothing": (("prepare", "playgrond"), ("playground", "smollm2")),
 }
 
 
 @pytest.mark.parametrize(("words", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_exits_2_with_a_message(words: tuple[str, ...], expected: tuple[str, ...]) -> None:
+def test_a_mistake_exits_2_with_a_message(words: tuple[str | Path, ...], expected: tuple[str, ...]) -> None:
     message = refused(*words)
     for text in expected:
         assert text in message

@@ -16,7 +16,7 @@ from klimb.errors import ConfigError
 from klimb.estimate.duration import Pace, kept_pace
 from klimb.estimate.shapes import ASSUMED
 
-from .test_cli import ARTICLE, CONFIG, klimb, refused
+from .test_cli import ARTICLE, CONFIG, ROOT, klimb, refused
 
 SHAPE = {
     "hidden_size": 64,
@@ -132,6 +132,34 @@ def test_an_engine_that_sleeps_is_in_nobodys_way() -> None:
     said = "engine: 50% of each GPU (actor_rollout_ref.vllm.memory_share), while answers are written and rewarded"
     assert said in output
     assert "engine: 35.5% of" in klimb("plan", ARTICLE, *words, "actor_rollout_ref.vllm.memory_share=0.355").stdout
+
+
+def test_an_engine_that_cannot_hold_the_model_is_told() -> None:
+    words = ("plan", ARTICLE, "--elsewhere", "--gpus", "8", "--assume-model", "70b", "cluster.kind=ray")
+    small = klimb(*words).stdout
+    assert "but its weights alone need 131.4 GiB of each, and that is 40.0: raise" in small
+    assert "but its weights" not in klimb(*words, "actor_rollout_ref.vllm.tensor_parallel=4").stdout
+
+
+def test_where_no_number_of_gpus_helps_engines_may() -> None:
+    words = (
+        "plan",
+        ROOT / "recipes" / "arithmetic-grpo.yaml",
+        "--gpus",
+        "8",
+        "--gpu-memory",
+        "40",
+        "--assume-model",
+        "7b",
+    )
+    alone = klimb(*words).stdout
+    assert "(rollout_provider=hf) no number of such GPUs makes it fit" in alone
+    found = re.search(
+        r"with vLLM engines on Ray it fits on --gpus (\d+): klimb plan ... (\S+) (\S+)$", alone, re.MULTILINE
+    )
+    assert found is not None
+    assert found[1] == "8"
+    assert re.search("^fits: ", klimb(*words, found[2], found[3]).stdout, re.MULTILINE)
 
 
 def test_gpus_on_ray_are_rays_ranks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 
 import pytest
 from scipy import stats
@@ -98,6 +99,13 @@ def test_a_difference_that_is_there_is_named_with_its_size() -> None:
     assert "rises" not in lines[0]
     assert "rises after the first third (in every seed" in lines[1]
     assert any(line.startswith("KL: higher with false: ") and "times the first's" in line for line in lines)
+
+
+def test_a_trend_of_the_mean_is_named_where_single_seeds_are_too_noisy() -> None:
+    rng = random.Random(4)
+    lines = verdict([arm("false", [noisy(rng, 300, 0.02, 0.6, slope=5e-6) for _ in range(4)])])
+    assert "rises after the first third as a mean over seeds (Kendall's test, p 0.0" in lines[0]
+    assert re.search(r"by itself in [0-3] of 4\)", lines[0])
 
 
 def test_an_arm_that_died_is_not_called_the_same() -> None:

@@ -58,6 +58,7 @@ CASES: list[tuple[str, Keys, Keys]] = [
     ("A-TARGET-KL", ("algorithm.kl_ctrl.target_kl=0.2",), ()),
     ("A-TARGET-KL", ("algorithm.kl_ctrl.target_kl=0.005",), (CACHED, "algorithm.kl_ctrl.target_kl=0.005")),
     ("A-KL-LAG", (), ("algorithm.kl_ctrl.horizon=1000",)),
+    ("A-KL-LAG", ("algorithm.kl_ctrl.horizon=5000",), ("algorithm.kl_ctrl.horizon=1000",)),
     ("A-BATCH-RATIO", (), ("training.gradient_accumulation_steps=64",)),
     ("A-BATCH-RATIO", ("training.micro_batch_size=512",), ("training.gradient_accumulation_steps=32",)),
     ("A-NO-EVAL", (), ("data.eval_files=[x.jsonl]",)),

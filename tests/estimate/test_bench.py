@@ -42,7 +42,7 @@ def test_configs_that_were_kept_back_are_estimated_well() -> None:
 def test_what_is_fitted_is_decided_by_names_alone() -> None:
     rows = bench("cases.py").splitlines()
     kinds = [row.split()[0] for row in rows]
-    assert kinds.count("fitted") == 6
+    assert kinds.count("fitted") == 8
     assert len(rows) >= 12
     measured = json.loads((BENCH / "measured.json").read_text(encoding="utf-8"))
     assert set(measured) <= {re.findall(r"^\w+ (\S+)", row)[0] for row in rows}

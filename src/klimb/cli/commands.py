@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,21 @@ if TYPE_CHECKING:
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 OVERRIDES = click.argument("overrides", nargs=-1)
+
+
+class _Positive(click.FloatRange):
+    """A number of which there can be some, and not more than there is in the world."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1e-3, max=1e6)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail("nan is no number to plan with.", param, ctx)
+        return number
+
+
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -48,16 +66,23 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
     from klimb.cli.summary import show_start, show_summary
     from klimb.config.load import load_config
 
-    loaded = load_config(config, overrides)
-    show_start(loaded)
+    loaded, speaks = load_config(config, overrides), os.environ.get("RANK", "0") == "0"
+    if "RANK" in os.environ:  # by torchrun, as one of several: the first one speaks for all
+        from klimb.processes import as_started
+
+        loaded = replace(loaded, config=as_started(loaded.config))
+    if speaks:
+        show_start(loaded)
     from klimb import launch
 
     result: RunResult = launch.train(loaded.config, recipe=config.stem)
-    show_summary(result, loaded.config)
+    if speaks:
+        show_summary(result, loaded.config)
     if result.alarms:
         from klimb.cli.diagnose import ALARM, show_stopped
 
-        show_stopped(result)
+        if speaks:
+            show_stopped(result)
         return ALARM
     return 0 if result.finished else 130
 
@@ -67,11 +92,11 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
 @OVERRIDES
 @click.option("--elsewhere", is_flag=True, help="Paths are another machine's: list missing ones instead of refusing.")
 @click.option("--gpus", type=click.IntRange(min=1), help="Plan for so many GPUs (sets the number of ranks).")
-@click.option("--gpu-memory", type=click.FloatRange(min=0, min_open=True), help="GiB of each GPU. Default: 80.")
+@click.option("--gpu-memory", type=_Positive(), help="GiB of each GPU. Default: 80.")
 @click.option("--assume-model", "assume", help="1.5b, 7b, 70b or a config.json, in place of the config's models.")
 @click.option("--response-tokens", type=click.IntRange(min=1), help="Mean response, for time. Default: half the limit.")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Mean prompt. Default: the data's, or the limit.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="TFLOP/s of a product (a GPU: published).")
+@click.option("--rate", type=_Positive(), help="TFLOP/s of a product (a GPU: published).")
 @click.option("--measure", is_flag=True, help="Measure this CPU's rate (imports torch: seconds) instead of a kept one.")
 def plan(config: Path, overrides: tuple[str, ...], elsewhere: bool, **wishes: Any) -> int:
     """Check CONFIG, show every value with where it came from, the batch arithmetic, advice, and what memory and time
@@ -119,7 +144,7 @@ def compare(
     Example:
       klimb compare recipes/arithmetic.yaml --vary algorithm.use_pf_ppo=true,false --every 20 --seeds 3
       klimb compare recipes/article-table.yaml
-      klimb compare runs/arithmetic runs/arithmetic-cached
+      klimb compare runs/arithmetic-explicit-583461 runs/arithmetic-cached-d77d41
 
     Arms differ in that key, and in what its posture chooses, which is listed; anything else that differs is refused.
     Each arm is a run folder of its own. Stopped with Ctrl-C, the same command goes on.

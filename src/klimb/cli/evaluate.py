@@ -31,6 +31,8 @@ def run_and_show(
         config = load_config(target, overrides).config
     if not config.data.eval_files:
         raise ConfigError(NO_EVAL)
+    if samples is not None:
+        _check_target(samples)
     from klimb.launch import evaluate
     from klimb.runlog import json_line, sample_row
 
@@ -45,3 +47,12 @@ def run_and_show(
     if samples is not None:
         samples.write_text("".join(json_line(sample_row(0, s, "eval")) for s in result.scored), encoding="utf-8")
         console.print(Text(f"wrote {samples}"), soft_wrap=True)
+
+
+def _check_target(path: Path) -> None:
+    """Before minutes of work: the answers must have a place."""
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--samples {path}: cannot be written ({error.strerror}); name another file") from error

@@ -12,7 +12,7 @@ from rich.text import Text
 from klimb.cli.estimate import Wish, show_estimate
 from klimb.config import advice, counts
 from klimb.config.load import Loaded, known_keys, known_sections
-from klimb.config.paths import missing_paths, only_alone
+from klimb.config.paths import VLLM, check_engines, missing_paths, only_alone
 from klimb.config.posture import AUTO_KEYS, Posture, resolve
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
@@ -40,6 +40,7 @@ def show_plan(loaded: Loaded, elsewhere: bool, wish: Wish | None = None) -> None
     if missing and not elsewhere:
         raise ConfigError("\n".join([*missing, "If these paths are on another machine, plan with --elsewhere"]))
     check_tasks(config)
+    check_engines(config)
     posture = resolve(config)
     console.print(values_table(loaded, posture))
     show_arithmetic(console, config, posture)
@@ -150,7 +151,10 @@ def explain(config: RunConfig, posture: Posture) -> str:
 
 def later(config: RunConfig) -> list[str]:
     """Values this version plans but does not run."""
-    return [f"{key} beside several ranks; klimb train refuses it" for key in only_alone(config)]
+    return [
+        f"{key} beside several ranks{' without cluster.kind=ray' if key == VLLM else ''}; klimb train refuses it"
+        for key in only_alone(config)
+    ]
 
 
 def _auto(key: str, posture: Posture) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from klimb.comparison.arms import Arm
 from klimb.config.guard import SILENT, differing, flat
 from klimb.config.load import dump_config, load_config
+from klimb.config.paths import make_folder
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError, KlimbError
 from klimb.interrupt import handling
@@ -105,7 +106,7 @@ def write_config(run: ArmRun) -> Path:
     tree["training"] = {**tree.get("training", {}), "seed": run.seed, "resume": "auto"}
     tree["run"] = {"dir": str(run.folder.parent), "name": run.folder.name}
     path = run.folder.with_name(f"{run.folder.name}.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "run.dir")
     path.write_text(dump_config(tree), encoding="utf-8")
     return path
 

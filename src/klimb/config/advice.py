@@ -112,12 +112,17 @@ def _controller(config: RunConfig, p: Posture, counts: Counts) -> list[tuple[str
         out.append(("A-TARGET-KL", f"target_kl {kl.target_kl:g} nats per token; 0.01 to 0.05 is usual"))
     factor = reach(config, counts)
     if p.kl_type == "adaptive" and factor < 10:
+        usual = 10 * counts.phase
+        quicker = (
+            f"A horizon near {usual:,} moves it 2% a phase"
+            if kl.horizon > 1.2 * usual
+            else "It moves 2% a phase or more already: more phases, or another init_kl_coef"
+        )
         out.append(
             (
                 "A-KL-LAG",
                 f"in {counts.phases} phases the coefficient can move by a factor of {factor:.3g} at most; "
-                f"unless it starts near its answer it cannot reach target_kl. A horizon near "
-                f"{10 * counts.phase:,} moves it 2% a phase",
+                f"unless it starts near its answer it cannot reach target_kl. {quicker}",
             )
         )
     return out

@@ -35,6 +35,17 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "klimb"
 
 
+def make_folder(folder: Path, key: str) -> None:
+    """Where a run is to be written; ConfigError where that cannot be. key: what names it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {folder} cannot be made ({error.strerror}); name a folder that can be written, "
+            f"for example {key}={'runs' if key == 'run.dir' else 'out'}"
+        ) from error
+
+
 def model_folder(path: str) -> Path:
     """The folder behind a `model_path`. Does not look whether it exists."""
     if path in PREPARED:
@@ -126,14 +137,19 @@ def _check_engine(config: RunConfig) -> None:
             f"{key} is vllm and training.trainer is {config.training.trainer}: beside several ranks the engines are "
             f"Ray's to start. Set cluster.kind=ray (docs/cluster.md), {key}=hf or training.trainer=single"
         )
-    width = config.actor_rollout_ref.vllm.tensor_parallel
-    if config.cluster.kind == "ray" and config.num_ranks % width:
+    check_engines(config)
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtra("vllm", "vllm", f"{key}=vllm")
+
+
+def check_engines(config: RunConfig) -> None:
+    """Refuse ranks that cannot be divided among engines."""
+    width, separate = config.actor_rollout_ref.vllm.tensor_parallel, config.actor_rollout_ref.rollout_provider == "vllm"
+    if separate and config.cluster.kind == "ray" and config.num_ranks % width:
         raise ConfigError(
             f"actor_rollout_ref.vllm.tensor_parallel is {width}, but {config.num_ranks} ranks cannot be divided into "
             f"groups of {width}, one for each engine; set cluster.num_workers to a multiple of {width}"
         )
-    if importlib.util.find_spec("vllm") is None:
-        raise MissingExtra("vllm", "vllm", f"{key}=vllm")
 
 
 def only_alone(config: RunConfig) -> list[str]:

@@ -247,9 +247,17 @@ class FolderConfig(Section):
     """`run`: where the run lives."""
 
     name: str | None = None
-    """Folder name; null: recipe, posture and a hash of everything that changes numbers."""
+    """Folder name, no path; null: recipe, posture and a hash of everything that changes numbers."""
     dir: str = "runs"
     """Parent folder."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name is not None and (self.name.strip(".") == "" or "/" in self.name):
+            raise ValueError(
+                f"run.name is {self.name!r}; it must be a folder's name without a slash; run.dir has paths"
+            )
+        return self
 
 
 class VaryConfig(Section):

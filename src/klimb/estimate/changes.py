@@ -25,6 +25,8 @@ from klimb.estimate.setup import Setup
 SetupOf = Callable[[RunConfig], Setup]
 MOST_RANKS = 1024
 LEAST_SLOTS = 8
+LEAST_GAIN = 0.01
+"""Share of what is missing that a change must give to be worth its cost in speed."""
 """Fewer answers at once are no way to sample."""
 
 
@@ -47,7 +49,7 @@ def changes(config: RunConfig, setup_of: SetupOf, limit: float) -> list[Change]:
             changed = config if override is None else with_overrides(config, override.split())
             after = setup_of(changed)
             after = replace(after, offloads=True) if now.offloads or attempt is _offload else after
-            if _missing(after, limit) < _missing(now, limit) * (1 - 1e-6):
+            if _missing(after, limit) < _missing(now, limit) * (1 - LEAST_GAIN):
                 remedy = Remedy(text=text, override=override)
                 if out and out[-1].remedy.text == text:  # one line for several halvings
                     out.pop()
