@@ -175,7 +175,11 @@ def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
     name = config.run.name or default_name(config, recipe)
     if resume not in ("auto", "never"):
         start = Path(resume)
-        checkpoint.require_whole(start)
+        try:
+            checkpoint.require_whole(start)
+        except CheckpointError as error:
+            words = "allowed: auto, never, or RUN/checkpoints/step-..."
+            raise CheckpointError(f"training.resume={resume}: {error}; {words}") from None
         if start.parent.name != "checkpoints":
             raise CheckpointError(f"{start}: a checkpoint lies in RUN/checkpoints/; this one does not")
         if config.run.name is not None and config.run.name != start.resolve().parent.parent.name:

@@ -84,6 +84,26 @@ MISTAKES: dict[str, tuple[tuple[str | Path, ...], tuple[str, ...]]] = {
     "plan of GPUs without a size": (("plan", ARTICLE, "--elsewhere", "--gpu-memory", "nan"), ("--gpu-memory", "nan")),
     "plan at no end of a rate": (("plan", ARTICLE, "--elsewhere", "--rate", "inf"), ("--rate", "inf")),
     "a path for a name": (("train", ARTICLE, "run.name=../x"), ("run.name is '../x'", "run.dir has paths")),
+    "a checkpoint that is not there": (
+        ("train", "recipes/quickstart.yaml", "training.resume=nosuch"),
+        ("training.resume=nosuch: ", "allowed: auto"),
+    ),
+    "a model that klimb does not prepare": (
+        ("plan", "recipes/quickstart.yaml", "actor_rollout_ref.model_path=playground:nosuch"),
+        ("actor_rollout_ref.model_path: 'playground:nosuch': no prepared model", "playground:sft"),
+    ),
+    "a task that does not exist": (
+        ("plan", ARTICLE, "--elsewhere", "data.eval_files=[task:arithmetik]"),
+        ("data.eval_files: 'task:arithmetik' is no task. Did you mean task:arithmetic?",),
+    ),
+    "eval of no model": (
+        ("eval", "recipes/quickstart.yaml", "--model", "nosuch"),
+        ("--model: no such folder: nosuch",),
+    ),
+    "sizes of nothing": (
+        ("plan", ARTICLE, "--elsewhere", "--assume-model", "docs"),
+        ("--assume-model 'docs': docs/config.json: cannot be read", "allowed too: 1.5b, 7b, 70b"),
+    ),
     "engines of four for six ranks": (
         ("plan", ARTICLE, "--elsewhere", "--gpus", "6", "cluster.kind=ray", "actor_rollout_ref.vllm.tensor_parallel=4"),
         ("tensor_parallel is 4, but 6 ranks", "multiple of 4"),

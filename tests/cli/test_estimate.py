@@ -86,6 +86,16 @@ def test_this_machine_is_planned_for_by_default(recipe: Path) -> None:
     assert "on 1 core(s), kept from another machine: --measure, --rate" in output
 
 
+def test_answers_that_the_model_cannot_read_are_told_before_it_is_loaded(recipe: Path, tmp_path: Path) -> None:
+    assert "too long" not in klimb("plan", recipe).stdout
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**SHAPE, "max_position_embeddings": 256}))
+    output = klimb("plan", recipe, "data.max_prompt_tokens=100", "actor_rollout_ref.max_tokens=200").stdout
+    assert "too long: a prompt of 100 and a response of 200 tokens need 300 places and the model reads 256" in output
+    assert (
+        "too long" not in klimb("plan", recipe, "data.max_prompt_tokens=56", "actor_rollout_ref.max_tokens=200").stdout
+    )
+
+
 def test_said_lengths_and_rates_are_taken(recipe: Path) -> None:
     def seconds(*words: str) -> float:
         found = re.search(r"^time: ([\d.]+) (s|min|h) a step", klimb("plan", recipe, *words).stdout, re.MULTILINE)

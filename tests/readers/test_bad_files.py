@@ -266,13 +266,20 @@ def test_another_frameworks_folder_is_not_taken_for_a_klimb_run(tmp_path: Path) 
         assert found.examination.has_alarm
 
 
+def test_answers_of_a_run_are_no_metrics(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / "samples.jsonl").write_text('{"step": 1, "reward": 0.5, "text": "x"}\n')
+    with pytest.raises(DataError, match="the answers of a run, not its metrics; give the run folder"):
+        read_log(tmp_path / "samples.jsonl")
+
+
 def test_a_klimb_run_without_a_step_is_said(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "config.yaml").write_text("actor_rollout_ref: {model_path: x}\n")
-    with pytest.raises(DataError, match="has not finished a step yet"):
+    with pytest.raises(DataError, match="without a finished step"):
         look(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 10000000000000000000, "kl/k3": 1.0}\n')
-    with pytest.raises(DataError, match="has not finished a step yet"):
+    with pytest.raises(DataError, match="without a finished step"):
         look(tmp_path)
 
 

@@ -20,7 +20,7 @@ from klimb.estimate.duration import Pace, kept_pace
 from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
 from klimb.estimate.memory import peaks
 from klimb.estimate.setup import Lengths, Models, Setup
-from klimb.estimate.shapes import assumed
+from klimb.estimate.shapes import assumed, places
 from klimb.estimate.show import GIB, duration, memory_lines, size, time_line, unit_of
 
 RESPONSE_SHARE = 0.5
@@ -89,9 +89,23 @@ def show_estimate(console: Console, config: RunConfig, wish: Wish) -> None:
         console.print(Text(f"\n{text}, or the path of a config.json"), soft_wrap=True)
         return
     machine, means = wish.machine(config), _lengths(config, wish)
+    for line in _too_long(config, wish, means):
+        console.print(Text(f"\n{line}", style="yellow"), soft_wrap=True)
     found = forecast(config, models, bounded(means), means, machine)
     for line in (*_memory(config, models, found, machine, means, name), *_time(config, found, machine, means, wish)):
         console.print(Text(line), soft_wrap=True)
+
+
+def _too_long(config: RunConfig, wish: Wish, means: Lengths) -> list[str]:
+    """Where the model here cannot read what the limits allow: loading it would say so, minutes later."""
+    limit = None if wish.assume is not None else places(model_folder(config.actor_rollout_ref.model_path))
+    needed = means.longest_prompt + means.longest_response
+    if limit is None or needed <= limit:
+        return []
+    return [
+        f"too long: a prompt of {means.longest_prompt:,} and a response of {means.longest_response:,} tokens need "
+        f"{needed:,} places and the model reads {limit:,}; lower actor_rollout_ref.max_tokens or data.max_prompt_tokens"
+    ]
 
 
 def _models(config: RunConfig, wish: Wish) -> tuple[Models | None, str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from klimb.cli.plan import open_console
 from klimb.config.load import load_config
-from klimb.config.paths import NO_EVAL
+from klimb.config.paths import NO_EVAL, missing_model
 from klimb.errors import ConfigError
 
 
@@ -29,6 +29,8 @@ def run_and_show(
         if checkpoint is not None:
             raise ConfigError("--checkpoint goes with a run folder; with a config file give --model")
         config = load_config(target, overrides).config
+    if model is not None and (text := missing_model("--model", str(model))) is not None:
+        raise ConfigError(text)
     if not config.data.eval_files:
         raise ConfigError(NO_EVAL)
     if samples is not None:

@@ -15,7 +15,7 @@ from klimb.config.load import Loaded, known_keys, known_sections
 from klimb.config.paths import VLLM, check_engines, missing_paths, only_alone
 from klimb.config.posture import AUTO_KEYS, Posture, resolve
 from klimb.config.schema import RunConfig
-from klimb.errors import ConfigError
+from klimb.errors import ConfigError, DataError
 from klimb.tasks.table import load_task
 
 OTHER_AUTO = {
@@ -61,9 +61,13 @@ def open_console() -> Console:
 
 def check_tasks(config: RunConfig) -> None:
     """Refuse a built-in task that does not exist. gym: names are checked where reasoning-gym is imported anyway."""
-    for spec in (*config.data.train_files, *config.data.eval_files):
-        if spec.startswith("task:"):
-            load_task(spec)
+    for key, specs in (("train_files", config.data.train_files), ("eval_files", config.data.eval_files)):
+        for spec in specs:
+            if spec.startswith("task:"):
+                try:
+                    load_task(spec)
+                except DataError as error:
+                    raise ConfigError(f"data.{key}: {error}") from None
 
 
 def values_table(loaded: Loaded, posture: Posture) -> Table:

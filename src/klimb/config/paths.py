@@ -57,7 +57,10 @@ def model_folder(path: str) -> Path:
 
 def missing_model(key: str, path: str) -> str | None:
     """Why a model folder cannot be used, with the remedy, or None when it is there."""
-    folder = model_folder(path)
+    try:
+        folder = model_folder(path)
+    except ConfigError as error:
+        return f"{key}: {error}"
     if (folder / "config.json").is_file():
         return None
     if path in PREPARED:

@@ -80,8 +80,8 @@ MECHANISM: dict[str, str] = {
         "clamp the policy outruns the penalty; at the lower one the penalty holds it back for no reason."
     ),
     "nonfinite": (
-        "A NaN or an infinity came out of a loss or a gradient; such steps are skipped, so the weights are sound. It "
-        "comes from overflow in exp, a division by a spread of zero, or a broken input, and it seldom stays alone."
+        "A NaN or an infinity came out of a loss or a gradient; klimb skips such steps and its weights stay sound, "
+        "which others may not. It comes from overflow in exp, a division by a spread of zero, or a broken input."
     ),
     "memory_pressure": (
         "One phase of a step needs nearly all the memory there is. The next longer answer, or fragmentation, ends "

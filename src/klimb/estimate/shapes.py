@@ -125,11 +125,29 @@ def assumed(name: str) -> tuple[Shape, str]:
             f"--assume-model {name}: no such file and no known size; allowed: {', '.join(ASSUMED)}, or the path of a "
             "model's config.json"
         )
-    return read(path), str(path)
+    try:
+        return read(path), str(path)
+    except ConfigError as error:
+        raise ConfigError(f"--assume-model '{name}': {error}; allowed too: {', '.join(ASSUMED)}") from None
+
+
+def places(path: Path) -> int | None:
+    """Of the longest sequence that the model of this folder reads; None where its config.json does not say."""
+    try:
+        tree = _tree(path)
+    except ConfigError:
+        return None
+    window = tree.get("sliding_window") if tree.get("use_sliding_window", True) else None
+    said = (tree.get("max_position_embeddings"), window)
+    return min((n for n in said if isinstance(n, int) and n > 0), default=None)
 
 
 def read(path: Path) -> Shape:
     """From a config.json or the folder that holds it. ConfigError naming what is missing in it."""
+    return shape_of(_tree(path), str(path / "config.json" if path.is_dir() else path))
+
+
+def _tree(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -139,7 +157,7 @@ def read(path: Path) -> Shape:
         raise ConfigError(f"{file}: holds a {type(found).__name__}; a model's config.json is one object")
     tree = cast(dict[str, Any], found)
     inner = tree.get("text_config")
-    return shape_of({**tree, **cast(dict[str, Any], inner)} if isinstance(inner, dict) else tree, str(file))
+    return {**tree, **cast(dict[str, Any], inner)} if isinstance(inner, dict) else tree
 
 
 def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:

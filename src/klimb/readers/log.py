@@ -41,6 +41,8 @@ def read_log(path: Path, source: str | None = None) -> Log:
         return _folder(path, source)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty; needed: {FORMS}")
+    if path.name == "samples.jsonl" and (path.parent / "config.yaml").is_file():
+        raise DataError(f"{path}: the answers of a run, not its metrics; give the run folder, {path.parent}")
     if "tfevents" in path.name:
         sheet = read_events([path])
     elif path.suffix in (".jsonl", ".ndjson", ".log"):
@@ -94,7 +96,8 @@ def _newest_state(path: Path) -> Path | None:
 
 def _of_run(run: RunFiles) -> Log:
     if not any(row["step"] > 0 for row in run.rows):
-        raise DataError(f"{run.folder}: a klimb run that has not finished a step yet; nothing to look at")
+        why = f" ({'; '.join(run.notes)})" if run.notes else ""
+        raise DataError(f"{run.folder}: a klimb run without a finished step{why}; nothing to look at")
     return Log(
         path=run.folder,
         source="klimb",
