@@ -270,7 +270,7 @@ def test_answers_of_a_run_are_no_metrics(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "reward": 0.5, "text": "x"}\n')
     with pytest.raises(DataError, match="the answers of a run, not its metrics; give the run folder"):
-        read_log(tmp_path / "samples.jsonl")
+        look(tmp_path / "samples.jsonl")
 
 
 def test_a_klimb_run_without_a_step_is_said(tmp_path: Path) -> None:
