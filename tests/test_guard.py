@@ -247,8 +247,8 @@ def test_a_checkpoint_made_by_ctrl_c_is_no_place_to_go_back_to(
     first = interventions(whole.folder)[0]
     turn: Callable[..., Any] = loop._turn
 
-    def interrupted(current: Any, state: Any) -> Any:
-        done = turn(current, state)
+    def interrupted(current: Any, state: Any, start: int) -> Any:
+        done = turn(current, state, start)
         if state.step + 1 == max(1, first["first"]):
             os.kill(os.getpid(), signal.SIGINT)
         return done
