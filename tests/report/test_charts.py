@@ -88,6 +88,18 @@ def test_marks_stand_on_every_panel() -> None:
         assert numbers == ["1", "2"]
 
 
+def test_marks_of_one_step_share_a_place() -> None:
+    marks = [Mark(step=0, label="a", severity="action"), Mark(step=4, label="b", severity="info")]
+    marks.append(Mark(step=0, label="c", severity="error"))
+    found = charts_of(rows_of(10), *marks)["kl"].figure["layout"]["annotations"]
+    assert [(a["x"], a["text"], a["name"]) for a in found if a["name"] != "unit"] == [
+        (0, "1, 3", "action"),
+        (4, "2", "info"),
+    ]
+    top, below = (a for a in found if a["name"] == "unit")
+    assert top["yshift"] > found[0]["yshift"] + 12 > below["yshift"], "a unit stands above the numbers, 12 pixels high"
+
+
 def test_time_is_stacked_by_part_and_leaves_out_the_evaluation_before_training() -> None:
     rows: list[dict[str, Any]] = [{"step": 0, "time/eval": 9.0, "time/step": 9.0}]
     rows += [{"step": i, "time/rollout": 1.0, "time/update": 2.0, "time/step": 3.0} for i in (1, 2)]

@@ -172,7 +172,7 @@ def _layout(panel: Panel, traces: Sequence[Figure], rows: Sequence[Row], marks: 
         },
         "showlegend": False,  # the page writes its own, which a keyboard can reach
         "shapes": [shape for mark in marks for shape in _shapes(mark)],
-        "annotations": [_number(i, mark) for i, mark in enumerate(marks, start=1)],
+        "annotations": _numbers(marks),
     }
     for place, domain in zip(places, domains, strict=True):
         axis = panel.axes[0 if place == "y" else 1]
@@ -198,7 +198,8 @@ def _used(traces: Sequence[Figure], place: str) -> bool:
 
 
 def _unit(text: str, top: float) -> Figure:
-    place = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 3}
+    place = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom"}
+    place["yshift"] = 16 if top == 1 else 3  # above the numbers of the marks, which may stand at the left edge
     return place | {"text": text, "showarrow": False, "name": "unit"}
 
 
@@ -210,7 +211,14 @@ def _shapes(mark: Mark) -> list[Figure]:
     return [base | {"type": "rect", "x0": mark.step, "x1": mark.end, "line": {"width": 0}, "opacity": 0.12}, line]
 
 
-def _number(position: int, mark: Mark) -> Figure:
-    """The number under which the page lists the mark."""
-    place = {"xref": "x", "yref": "paper", "x": mark.step, "y": 1, "yanchor": "bottom", "yshift": 3}
-    return place | {"text": str(position), "showarrow": False, "name": mark.severity}
+def _numbers(marks: Sequence[Mark]) -> list[Figure]:
+    """The numbers under which the page lists the marks; those of one step beside each other, in the colour of the
+    first."""
+    at: dict[int, list[int]] = {}
+    for position, mark in enumerate(marks, start=1):
+        at.setdefault(mark.step, []).append(position)
+    place: Figure = {"xref": "x", "yref": "paper", "y": 1, "yanchor": "bottom", "yshift": 3, "showarrow": False}
+    return [
+        place | {"x": step, "text": ", ".join(map(str, numbers)), "name": marks[numbers[0] - 1].severity}
+        for step, numbers in at.items()
+    ]

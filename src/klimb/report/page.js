@@ -126,7 +126,7 @@ const klimbReport = (() => {
     if (range) layout.xaxis.range = [...range];
     return [traces, Object.assign(layout, {
       uirevision: String(range), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: coarse.matches ? false : "zoom",
-      margin: { l: 52, r: 10, t: 24, b: 28 }, font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 12, color: color("soft") },
+      margin: { l: 52, r: 10, t: 36, b: 28 }, font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 12, color: color("soft") },
       hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 12 }, namelength: 24 },
     })];
   }
