@@ -66,11 +66,12 @@ def train(config: Path, overrides: tuple[str, ...]) -> int:
     from klimb.cli.summary import show_start, show_summary
     from klimb.config.load import load_config
 
-    loaded, speaks = load_config(config, overrides), os.environ.get("RANK", "0") == "0"
-    if "RANK" in os.environ:  # by torchrun, as one of several: the first one speaks for all
-        from klimb.processes import as_started
+    loaded, speaks = load_config(config, overrides), True
+    if "RANK" in os.environ:  # where torchrun started this as one of several, the first one speaks for all
+        from klimb.processes import as_started, is_rank
 
         loaded = replace(loaded, config=as_started(loaded.config))
+        speaks = not is_rank() or os.environ["RANK"] == "0"
     if speaks:
         show_start(loaded)
     from klimb import launch
