@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FITTED_ON, FITTED_ON_SMALL = 6, 2
+SMALL = "0.5m"
 WORDS_SEED = 0
 
 
@@ -28,7 +29,7 @@ class Size:
 
 
 SIZES = {
-    "0.5m": Size(hidden=128, intermediate=256, layers=2, heads=4, key_heads=4, vocab=2048),
+    SMALL: Size(hidden=128, intermediate=256, layers=2, heads=4, key_heads=4, vocab=2048),
     "3m": Size(hidden=192, intermediate=512, layers=6, heads=6, key_heads=6, vocab=2048),
     "15m": Size(hidden=384, intermediate=1024, layers=6, heads=6, key_heads=2, vocab=12_288),
 }
@@ -79,7 +80,7 @@ def cases() -> list[Case]:
     ]
     small = [(True, True, False), (False, True, True), (True, False, True), (False, False, False)]
     out += [_case(number, *kind, 2) for number, kind in enumerate(two)]
-    return out + [_case(number, "0.5m", *kind, 1) for number, kind in enumerate(small)]
+    return out + [_case(number, SMALL, *kind, 1) for number, kind in enumerate(small)]
 
 
 def _case(number: int, size: str, explicit: bool, ppo: bool, checkpointing: bool, ranks: int) -> Case:
@@ -89,7 +90,7 @@ def _case(number: int, size: str, explicit: bool, ppo: bool, checkpointing: bool
         ppo=ppo,
         checkpointing=checkpointing,
         ranks=ranks,
-        episodes={"0.5m": 64, "3m": 48, "15m": 16}[size] * ranks,
+        episodes={SMALL: 64, "3m": 48, "15m": 16}[size] * ranks,
         group=1 if ppo else 4,
         prompt=(32, 48, 64)[number % 3],
         response=(64, 96, 128)[number % 3 if number % 2 else (number + 1) % 3],
@@ -103,7 +104,8 @@ def _case(number: int, size: str, explicit: bool, ppo: bool, checkpointing: bool
 def fitted_names() -> set[str]:
     """Those whose names' hashes come first, of the small model's and of the others'."""
     ordered = sorted(cases(), key=lambda case: hashlib.sha256(case.name.encode()).hexdigest())
-    small, others = ([c.name for c in ordered if (c.size == "0.5m") is wanted] for wanted in (True, False))
+    small = [case.name for case in ordered if case.size == SMALL]
+    others = [case.name for case in ordered if case.size != SMALL]
     return {*small[:FITTED_ON_SMALL], *others[:FITTED_ON]}
 
 

@@ -62,7 +62,7 @@ def run(case: Case, folder: Path, steps: int) -> dict[str, Any]:
 
 def kept(rows: list[dict[str, Any]], case: Case) -> dict[str, Any]:
     return {
-        "peak_bytes": {part: int(size) for part, size in largest_peaks(rows).items() if part in PHASES},
+        "peak_bytes": {part: int(size) for part, size in largest_peaks(rows).items()},
         "seconds": {p: round(statistics.median(row[f"time/{p}"] for row in rows[1:]), 4) for p in PHASES},
         "response_mean": round(statistics.mean(row["length/mean"] for row in rows[1:]), 3),
         "response_longest": int(max(row["length/max"] for row in rows)),

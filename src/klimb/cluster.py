@@ -45,7 +45,7 @@ def run_on_ray(
     if own:
         _connect(ray, cluster)
     resources = _resources(ray.cluster_resources(), num_workers)
-    make_folder(folder, "run.dir")
+    make_folder(folder)
     notes, mailbox = Notes(Path(mkdtemp(prefix=".ray-", dir=folder)).resolve()), _mailbox(ray)
     trainer = TorchTrainer(
         _on_worker,

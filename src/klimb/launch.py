@@ -137,7 +137,7 @@ def _alone_in(folder: Path, ranks: Ranks) -> Generator[None]:
 
     The lock goes with the process, however it ends.
     """
-    make_folder(folder, "run.dir")
+    make_folder(folder)
     with (folder / ".lock").open("a") as file:
         ranks.first(lambda: _lock(folder, file))
         yield
@@ -191,7 +191,7 @@ def place(config: RunConfig, recipe: str) -> tuple[Path, Path | None]:
     folder = parent / name
     if resume == "never":
         taken = [folder, *(parent / f"{name}-{n}" for n in range(2, 10_000))]
-        folder = next(path for path in taken if not path.exists())
+        return next(path for path in taken if not path.exists()), None
     return folder, None
 
 
@@ -237,9 +237,10 @@ def _built(config: RunConfig, folder: Path, screen: Screen, pool: WorkerPool, st
 
 
 def _explained(run: Run, error: Exhausted) -> str:
-    logged = largest_peaks(run.log.rows())
+    rows = run.log.rows()
+    logged = largest_peaks(rows)
     peaks = logged | {name: max(size, logged.get(name, 0.0)) for name, size in error.peaks.items()}
-    expected = expect(run, [row for row in run.log.rows() if "length/mean" in row])
+    expected = expect(run, [row for row in rows if "length/mean" in row])
     limit, facts = memory_limit(run.roles.actor.device), run.watch.facts
     return explain(error.part, peaks, limit, facts, () if expected is None else expected.peaks)
 

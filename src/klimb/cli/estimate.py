@@ -15,10 +15,9 @@ from klimb.config.paths import model_folder
 from klimb.config.schema import RunConfig
 from klimb.errors import ConfigError
 from klimb.estimate import gpus
-from klimb.estimate.changes import Change, changes, enough_ranks, on_ranks
+from klimb.estimate.changes import Change, SetupOf, can_fit, changes, enough_ranks, on_ranks
 from klimb.estimate.duration import Pace, kept_pace
 from klimb.estimate.forecast import Forecast, Machine, bounded, counts_of, forecast, read_models, setup_of
-from klimb.estimate.memory import peaks
 from klimb.estimate.setup import Lengths, Models, Setup
 from klimb.estimate.shapes import assumed, places
 from klimb.estimate.show import GIB, duration, memory_lines, size, time_line, unit_of
@@ -156,19 +155,17 @@ def _memory(
             share = config.actor_rollout_ref.vllm.memory_share
             awake = "while answers are written and rewarded; it sleeps in score and update"
             lines.append(f"engine: {100 * share:.3g}% of each GPU (actor_rollout_ref.vllm.memory_share), {awake}")
-            lines += _engine_too_small(config, models, share * machine.gpu_bytes)
+            lines += _engine_too_small(config, setup_of(config, models, means, machine))
     return lines
 
 
-def _engine_too_small(config: RunConfig, models: Models, there: float) -> list[str]:
-    """there: bytes of one GPU that the engine may have."""
-    width = config.actor_rollout_ref.vllm.tensor_parallel
-    wide = 4 if config.training.dtype == "float32" else 2
-    weights = wide * models.actor.weights / width
-    if weights < there:
+def _engine_too_small(config: RunConfig, setup: Setup) -> list[str]:
+    """Where its weights are more than what it may have of each GPU."""
+    weights = setup.wide * setup.actor.weights / config.actor_rollout_ref.vllm.tensor_parallel
+    if setup.engine is None or weights < setup.engine:
         return []
     return [
-        f"  but its weights alone need {weights / GIB:,.1f} GiB of each, and that is {there / GIB:,.1f}: raise "
+        f"  but its weights alone need {weights / GIB:,.1f} GiB of each, and that is {setup.engine / GIB:,.1f}: raise "
         "actor_rollout_ref.vllm.memory_share, or actor_rollout_ref.vllm.tensor_parallel (on Ray)"
     ]
 
@@ -214,37 +211,29 @@ def _remedies(
             f"  left: {fewer}a smaller model, shorter responses (actor_rollout_ref.max_tokens), or another machine"
         )
         return lines
-    ranks = enough_ranks(config, lambda c: setup_of(c, models, bounded(means), machine), limit)
-    if ranks is not None:
-        lines.append(f"  with what this version has it fits on --gpus {ranks}")
-    else:
-        what = "with the policy sampled from on every GPU (rollout_provider=hf) " if _samples_by_itself(config) else ""
-        lines.append(f"  {what}no number of such GPUs makes it fit: a smaller model, or larger GPUs")
-        lines += _with_engines(config, machine, models, means, limit)
-    return lines
-
-
-def _samples_by_itself(config: RunConfig) -> bool:
-    """Whether every rank brings the whole policy together to sample from it."""
-    return config.actor_rollout_ref.rollout_provider == "hf"
-
-
-def _with_engines(config: RunConfig, machine: Machine, models: Models, means: Lengths, limit: float) -> list[str]:
-    """What vLLM engines on Ray, which keep the policy in a form of their own, would do to it."""
-    words = ("cluster.kind=ray", f"cluster.num_workers={config.num_ranks}", "actor_rollout_ref.rollout_provider=vllm")
-    if not _samples_by_itself(config):
-        return []
 
     def setup(c: RunConfig) -> Setup:
         return setup_of(c, models, bounded(means), machine)
 
-    other = with_overrides(config, words)
-    tried = changes(other, setup, limit)
-    top = tried[-1].after.total if tried else max(peak.total for peak in peaks(setup(other)))
-    ranks = config.num_ranks if top <= limit else enough_ranks(other, setup, limit)
+    ranks = enough_ranks(config, setup, limit)
+    if ranks is not None:
+        lines.append(f"  with what this version has it fits on --gpus {ranks}")
+    else:
+        in_process = config.actor_rollout_ref.rollout_provider == "hf"  # every rank brings the whole policy together
+        what = "with the policy sampled from on every GPU (rollout_provider=hf) " if in_process else ""
+        lines.append(f"  {what}no number of such GPUs makes it fit: a smaller model, or larger GPUs")
+        lines += _with_engines(config, setup, limit) if in_process else []
+    return lines
+
+
+def _with_engines(config: RunConfig, setup: SetupOf, limit: float) -> list[str]:
+    """What vLLM engines on Ray, which keep the policy in a form of their own, would do to it."""
+    words = ("cluster.kind=ray", "actor_rollout_ref.rollout_provider=vllm")
+    other = with_overrides(config, (*words, *on_ranks(config.num_ranks, on_ray=True)))
+    ranks = config.num_ranks if can_fit(other, setup, limit) else enough_ranks(other, setup, limit)
     if ranks is None:
         return []
-    return [f"  with vLLM engines on Ray it fits on --gpus {ranks}: klimb plan ... {words[0]} {words[2]}"]
+    return [f"  with vLLM engines on Ray it fits on --gpus {ranks}: klimb plan ... {' '.join(words)}"]
 
 
 def _time(config: RunConfig, found: Forecast, machine: Machine, means: Lengths, wish: Wish) -> list[str]:

@@ -106,7 +106,7 @@ def write_config(run: ArmRun) -> Path:
     tree["training"] = {**tree.get("training", {}), "seed": run.seed, "resume": "auto"}
     tree["run"] = {"dir": str(run.folder.parent), "name": run.folder.name}
     path = run.folder.with_name(f"{run.folder.name}.yaml")
-    make_folder(path.parent, "run.dir")
+    make_folder(path.parent)
     path.write_text(dump_config(tree), encoding="utf-8")
     return path
 

@@ -35,14 +35,14 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "klimb"
 
 
-def make_folder(folder: Path, key: str) -> None:
-    """Where a run is to be written; ConfigError where that cannot be. key: what names it."""
+def make_folder(folder: Path) -> None:
+    """Where a run is to be written; ConfigError where that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{key}: {folder} cannot be made ({error.strerror}); name a folder that can be written, "
-            f"for example {key}={'runs' if key == 'run.dir' else 'out'}"
+            f"run.dir: {folder} cannot be made ({error.strerror}); name a folder that can be written, "
+            "for example run.dir=runs"
         ) from error
 
 

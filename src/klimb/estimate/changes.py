@@ -25,9 +25,9 @@ from klimb.estimate.setup import Setup
 SetupOf = Callable[[RunConfig], Setup]
 MOST_RANKS = 1024
 LEAST_SLOTS = 8
+"""Fewer answers at once are no way to sample."""
 LEAST_GAIN = 0.01
 """Share of what is missing that a change must give to be worth its cost in speed."""
-"""Fewer answers at once are no way to sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,14 @@ def changes(config: RunConfig, setup_of: SetupOf, limit: float) -> list[Change]:
     return out
 
 
+def can_fit(config: RunConfig, setup_of: SetupOf, limit: float) -> bool:
+    """Whether it fits, all changes made that this version has."""
+    if highest(setup_of(config)).total <= limit:
+        return True
+    found = [change for change in changes(config, setup_of, limit) if change.available]
+    return bool(found) and found[-1].after.total <= limit
+
+
 def on_ranks(ranks: int, on_ray: bool) -> tuple[str, ...]:
     """The overrides that mean so many ranks. Ray reads its own key, and its ranks are always fsdp's."""
     if on_ray:
@@ -74,10 +82,7 @@ def enough_ranks(config: RunConfig, setup_of: SetupOf, limit: float) -> int | No
     ranks = config.num_ranks
     while (ranks := 2 * ranks) <= MOST_RANKS:
         more = with_overrides(config, on_ranks(ranks, config.cluster.kind == "ray"))
-        if highest(setup_of(more)).total <= limit:
-            return ranks
-        found = [change for change in changes(more, setup_of, limit) if change.available]
-        if found and found[-1].after.total <= limit:
+        if can_fit(more, setup_of, limit):
             return ranks
     return None
 

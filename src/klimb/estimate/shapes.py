@@ -134,7 +134,7 @@ def assumed(name: str) -> tuple[Shape, str]:
 def places(path: Path) -> int | None:
     """Of the longest sequence that the model of this folder reads; None where its config.json does not say."""
     try:
-        tree = _tree(path)
+        tree = _tree(path / "config.json")
     except ConfigError:
         return None
     window = tree.get("sliding_window") if tree.get("use_sliding_window", True) else None
@@ -144,11 +144,12 @@ def places(path: Path) -> int | None:
 
 def read(path: Path) -> Shape:
     """From a config.json or the folder that holds it. ConfigError naming what is missing in it."""
-    return shape_of(_tree(path), str(path / "config.json" if path.is_dir() else path))
-
-
-def _tree(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
+    return shape_of(_tree(file), str(file))
+
+
+def _tree(file: Path) -> dict[str, Any]:
+    """A text model's keys are its own, or those of its text_config."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
