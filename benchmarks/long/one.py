@@ -29,7 +29,7 @@ from klimb.config.schema import RunConfig
 from klimb.derive import actor_steps, make_controller, make_recipe, make_schedule, make_split
 from klimb.learn import Roles, estimate_advantages, is_on_policy, score_tokens
 from klimb.models.attention import recompute_activations
-from klimb.models.forward import token_scores
+from klimb.models.forward import token_logprobs
 from klimb.models.load import body_of, critic_from, frozen_copy, load_causal_lm
 from klimb.recipe import Recipe
 from klimb.types import Batch, Prompt, Sample, Scored
@@ -94,11 +94,10 @@ def recorded(parts: Parts, tokens: int) -> tuple[Batch, list[list[Minibatch]]]:
     batch = collate(scored, PAD)
     epochs = split_phase(forward_lengths(batch), batch.group, replace(parts.split, budget=tokens), seed=0)
     logprobs = torch.zeros_like(batch.sampler_logprobs)
-    with torch.no_grad():
-        for rows in (rows for micros in epochs[0] for rows in micros):
-            b = trimmed(batch, rows)
-            scores = token_scores(parts.roles.actor, b.tokens, b.attention, b.mask, parts.recipe.temperature)
-            logprobs[rows, : b.tokens.shape[1]] = scores.logprobs
+    for rows in (rows for micros in epochs[0] for rows in micros):
+        b = trimmed(batch, rows)
+        of_rows = token_logprobs(parts.roles.actor, b.tokens, b.attention, b.mask, parts.recipe.temperature)
+        logprobs[rows, : b.tokens.shape[1]] = of_rows
     return replace(batch, sampler_logprobs=logprobs), epochs
 
 

@@ -19,7 +19,7 @@ from klimb.algos.ops import replace as replace_masked
 from klimb.algos.ops import whiten
 from klimb.algos.table import ADVANTAGES, Phase
 from klimb.batch import Minibatch, trimmed
-from klimb.models.forward import token_scores, values_and_end
+from klimb.models.forward import token_logprobs, values_and_end
 from klimb.models.load import Critic
 from klimb.models.lora import adapter_off
 from klimb.models.sharded import release
@@ -99,9 +99,9 @@ def _logprob_pass(
     out = torch.zeros_like(batch.sampler_logprobs)
     for turn in ranks.turns(parts):
         b = trimmed(batch, turn.rows).to(model.device)
-        scores = token_scores(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype)
+        logprobs = token_logprobs(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype)
         if not turn.is_filler:
-            out[turn.rows, : b.tokens.shape[1]] = scores.logprobs.to(out.device)
+            out[turn.rows, : b.tokens.shape[1]] = logprobs.to(out.device)
     release(model)
     return ranks.sum(out)
 

@@ -257,11 +257,15 @@ class Losses:
     finite: bool = True
     sums: dict[str, float] = field(default_factory=dict[str, float])
 
-    def of_slice(self, flat: View, logprobs: Tensor, entropy: Tensor, at: slice) -> Tensor:
-        """`add` for a slice [n] of a micro-batch's masked-in tokens."""
-        return self.add(logprobs[None], entropy[None], flat.at(at))
+    @property
+    def reads_entropy(self) -> bool:
+        return self.recipe.entropy_coef > 0
 
-    def add(self, logprobs: Tensor, entropy: Tensor, view: View) -> Tensor:
+    def of_slice(self, flat: View, logprobs: Tensor, entropy: Tensor | None, at: slice) -> Tensor:
+        """`add` for a slice [n] of a micro-batch's masked-in tokens."""
+        return self.add(logprobs[None], None if entropy is None else entropy[None], flat.at(at))
+
+    def add(self, logprobs: Tensor, entropy: Tensor | None, view: View) -> Tensor:
         """Loss of these tokens, weighted: policy loss + coef KL - entropy bonus."""
         r = self.recipe
         old = logprobs.detach() if view.old is None else view.old
@@ -273,7 +277,8 @@ class Losses:
             assert view.ref is not None
             losses["policy/kl_loss"] = (kl.estimate(r.kl_loss_estimator, logprobs, view.ref) * view.weight).sum()
         total = losses["policy/loss"] + self.kl_coef * losses.get("policy/kl_loss", 0.0)
-        if r.entropy_coef > 0:
+        if self.reads_entropy:
+            assert entropy is not None
             total = total - r.entropy_coef * (entropy * view.weight).sum()
         self.finite = self.finite and bool(torch.isfinite(total))
         for name, value in losses.items():
@@ -304,7 +309,8 @@ def _actor_gradient(model: PreTrainedModel, work: Work, losses: Losses, first: T
         view = View.of(part, weight)
         inputs = (model, part.tokens, part.attention, part.mask, recipe.temperature)
         if fuse:
-            scores = backward_scores(*inputs, partial(losses.of_slice, view.flat()), recipe.dtype)
+            loss_of = partial(losses.of_slice, view.flat())
+            scores = backward_scores(*inputs, loss_of, recipe.dtype, reads_entropy=losses.reads_entropy)
         else:
             scores = token_scores(*inputs, recipe.dtype)
             losses.add(scores.logprobs, scores.entropy, view).backward()

@@ -13,7 +13,7 @@ import sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from klimb.clock import peak_bytes, reset_peak
 from klimb.models.attention import NAME, recompute_activations
-from klimb.models.forward import backward_scores, token_scores
+from klimb.models.forward import backward_scores, token_logprobs
 from klimb.models.load import body_of
 what, tokens, vocab = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
@@ -27,8 +27,7 @@ ids = torch.randint(vocab, (1, tokens))
 every, mask = torch.ones_like(ids, dtype=torch.bool), torch.arange(tokens)[None] >= 16
 def run(ids, every, mask):
     if what == "score":
-        with torch.no_grad():
-            return token_scores(model, ids, every, mask, 1.0)
+        return token_logprobs(model, ids, every, mask, 1.0)
     return backward_scores(model, ids, every, mask, 1.0, lambda logprobs, entropy, at: logprobs.sum())
 if what == "recompute":
     recompute_activations(body_of(model))

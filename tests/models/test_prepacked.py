@@ -40,7 +40,7 @@ def test_an_error_inside_leaves_no_packed_layer() -> None:
     model = tiny_model()
     with pytest.raises(RuntimeError, match="stop"), prepacked(model, rows=2):
         raise RuntimeError("stop")
-    assert not any("forward" in vars(m) for m in model.modules())
+    assert not any("forward" in vars(m) for m in model.modules() if isinstance(m, torch.nn.Linear))
 
 
 @pytest.mark.parametrize("biases", [(True, True), (True, False), (False, False)])

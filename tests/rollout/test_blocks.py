@@ -50,6 +50,8 @@ def test_one_token_per_row_is_what_the_modules_compute(name: str) -> None:
 class _EachItself:
     """Attention that mixes query, key and value without a past, so that a wrong rotation shows."""
 
+    asked = None
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:

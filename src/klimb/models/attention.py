@@ -23,13 +23,17 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from klimb.errors import ModelError
+from klimb.models.asked import answers_where_asked
 
 NAME = "klimb"
 """What models are loaded with as their attention implementation."""
 
 
 class Attention(Protocol):
-    """Who attends to whom."""
+    """Who attends to whom. asked int64 [n]: the places of a pass whose hidden states are read, None for all."""
+
+    @property
+    def asked(self) -> Tensor | None: ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """query [B, heads, T, d], key and value [B, key heads, T, d], rotated -> [B, T, heads, d]."""
@@ -48,14 +52,16 @@ class Sharing:
 @dataclass(frozen=True)
 class Packed:
     """Causal attention within each of some rows that lie end to end. runs: (rows, length) of neighbours of one length,
-    which are attended to together."""
+    which are attended to together; asked int64 [n]: places among the tokens given whose hidden states are read, in this
+    order, None for all."""
 
     runs: tuple[tuple[int, int], ...]
     sharing: Sharing | None = None
+    asked: Tensor | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], sharing: Sharing | None = None) -> Packed:
-        return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)), sharing)
+    def of(cls, lengths: Sequence[int], sharing: Sharing | None = None, asked: Tensor | None = None) -> Packed:
+        return cls(tuple((len(list(same)), length) for length, same in groupby(lengths)), sharing, asked)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """One row [1, heads, N, d] holds all of them."""
@@ -73,15 +79,17 @@ class Packed:
 
 
 def through(body: nn.Module, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """Last hidden states [B, T, H] of tokens [B, T] at positions [B, T], by a body that was loaded with klimb's
-    attention (another would let rows see each other, and say nothing)."""
+    """Last hidden states [B, T, H] of tokens [B, T] at positions [B, T], or [1, n, H] of those that the attention asks
+    for, by a body that was loaded with klimb's attention (another would let rows see each other, and say nothing)."""
     if (found := getattr(body.config, "_attn_implementation", None)) != NAME:
         raise ModelError(f"a model with {found} attention; call its set_attn_implementation({NAME!r}) first")
     # A mask of four dimensions is taken as ready-made by transformers, which builds none of its own then.
     unused = torch.zeros(1, 1, 1, 1, device=tokens.device)
-    return body(
+    hidden = body(
         input_ids=tokens, position_ids=positions, attention_mask=unused, use_cache=False, klimb_attention=attention
     )[0]
+    whole = attention.asked is None or answers_where_asked(body)
+    return hidden if whole else hidden.index_select(1, cast(Tensor, attention.asked))
 
 
 def check_attention(body: nn.Module) -> None:

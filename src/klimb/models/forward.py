@@ -3,16 +3,16 @@
 
 A causal model's hidden state at position t-1 predicts token t, so every quantity of token t is read from the
 hidden state before it. Rows go through the model end to end, without padding. Only masked-in positions reach the
-head, in chunks, so memory never grows with tokens x vocabulary: without gradients a chunk's logits are dropped, with
-gradients they are recomputed in backward.
+head, in chunks, so memory never grows with tokens x vocabulary: a chunk's logits are used up (`token_logprobs`,
+`backward_scores`) or recomputed in backward (`token_scores`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from klimb.models.attention import Packed, Sharing, through
-from klimb.models.head import HeadPass, is_plain
+from klimb.models.fused import backward_chunk
+from klimb.models.head import HeadPass, entropies_of, is_plain, logprobs_of
 from klimb.models.load import Critic, body_of, head_of
 from klimb.models.sharded import run
 
@@ -39,6 +40,25 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
+def token_logprobs(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "b t"],
+    attention: Bool[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    temperature: float,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "b t"]:
+    """`token_scores` without gradients and entropies: what a pass before the update reads, to the same last bit."""
+    with torch.no_grad(), autocast(tokens.device, dtype):
+        before, targets = _before(model, tokens, attention, mask), tokens[mask].unsqueeze(-1)
+        through_head = HeadPass.of(head_of(model), before, temperature, reuse=True)
+        # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
+        out = before.new_zeros(len(before), dtype=torch.float32)
+        for at in through_head.pieces:
+            out[at] = _logprobs(through_head, before[at], targets[at])
+    return _spread(out, mask)
+
+
 def token_scores(
     model: PreTrainedModel,
     tokens: Int[Tensor, "b t"],
@@ -53,14 +73,16 @@ def token_scores(
     weights when gradients are on. Padding may stand on either side: no model sees it.
     """
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(model, tokens, attention, mask)
-        before = _before(hidden, place, mask)
+        before = _before(model, tokens, attention, mask)
         logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
 
-LossOf = Callable[[Tensor, Tensor, slice], Tensor]
-"""Log-probs [n] and entropies [n] of masked-in tokens, and which of all masked-in tokens these are -> their loss."""
+class LossOfSlice(Protocol):
+    """The loss of some of all masked-in tokens, from their log-probs [n] and entropies [n] (None where it does not read
+    them). at: which of all they are."""
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor | None, /, *, at: slice) -> Tensor: ...
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
@@ -74,62 +96,35 @@ def backward_scores(
     attention: Bool[Tensor, "b t"],
     mask: Bool[Tensor, "b t"],
     temperature: float,
-    loss_of: LossOf,
+    loss_of: LossOfSlice,
     dtype: torch.dtype = torch.float32,
+    *,
+    reads_entropy: bool = True,
 ) -> TokenScores:
     """`token_scores` and the backward of a loss of single tokens in one go: no logits are computed twice.
 
-    While a chunk's logits are there, the gradient of its tokens' loss by their log-probs and entropies gives that by
-    the logits, and so by hidden states and head at once: d logp_y = onehot_y - p, d H = -p (log p + H). Gradients are
-    added to the weights' .grad, the head's only where it is trained. For losses whose value at one token needs no other
-    token's log-prob; the others go through `token_scores`. Returned scores carry no gradient.
+    While a chunk's probabilities are there, the gradient of its tokens' loss by their log-probs and entropies gives
+    that by hidden states and head (klimb.models.fused). Gradients are added to the weights' .grad, the head's only
+    where it is trained. For losses whose value at one token needs no other token's log-prob; the others go through
+    `token_scores`. reads_entropy: whether the loss does. Returned scores carry no gradient.
     """
     head = head_of(model)
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(model, tokens, attention, mask)
-        before = _before(hidden, place, mask)
+        before = _before(model, tokens, attention, mask)
     weight = cast(nn.Parameter, head.weight)  # read behind the body's pass, which gathers it where it is sharded
-    targets, leaf = tokens[mask], before.detach()
+    targets, leaf = tokens[mask].unsqueeze(-1), before.detach()
     by_hidden = torch.zeros_like(leaf)
-    logprobs, entropy = leaf.new_zeros(len(leaf), dtype=torch.float32), leaf.new_zeros(len(leaf), dtype=torch.float32)
-    trains_head = weight.requires_grad
-    if trains_head and weight.grad is None:
+    logprobs, entropy = leaf.new_zeros(2, len(leaf), dtype=torch.float32)
+    if weight.requires_grad and weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    with autocast(tokens.device, dtype):
-        through_head = HeadPass.of(head, leaf, reuse=True)
-    for at in through_head.pieces:
-        with torch.no_grad(), autocast(tokens.device, dtype):
-            by_logits, logprobs[at], entropy[at] = _gradient_by_logits(
-                through_head, leaf[at], targets[at], temperature, at, loss_of
+    with torch.no_grad(), autocast(tokens.device, dtype):
+        through_head = HeadPass.of(head, leaf, temperature, reuse=True)
+        for at in through_head.pieces:
+            by_hidden[at], logprobs[at], entropy[at] = backward_chunk(
+                through_head, leaf[at], targets[at], partial(loss_of, at=at), reads_entropy
             )
-            by_logits = by_logits.to(leaf.dtype)
-            by_hidden[at] = by_logits @ weight
-            if trains_head:
-                assert weight.grad is not None
-                weight.grad.addmm_(by_logits.T.to(weight.dtype), leaf[at].to(weight.dtype))
     before.backward(by_hidden)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
-
-
-def _gradient_by_logits(
-    through_head: HeadPass, hidden: Tensor, targets: Tensor, temperature: float, at: slice, loss_of: LossOf
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of a chunk's loss by the head's output [n, V]; log-probs [n]; entropies [n]."""
-    y, logits = targets.unsqueeze(-1), through_head.logits(hidden, temperature)
-    p, logprobs, entropy = through_head.scores(logits, y)
-    with torch.enable_grad():
-        leaves = (logprobs.detach().requires_grad_(), entropy.detach().requires_grad_())
-        loss = loss_of(*leaves, at)
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    by_logprob, by_entropy = (
-        None if g is None else g.unsqueeze(-1) / temperature for g in cast(tuple[Tensor | None, Tensor | None], found)
-    )
-    factor = torch.zeros_like(y, dtype=p.dtype) if by_logprob is None else -by_logprob
-    if by_entropy is not None:  # d H / d logits = -p (log p + H)
-        normaliser = logits.gather(-1, y) - logprobs.unsqueeze(-1)
-        factor = factor - by_entropy * (logits - normaliser + entropy.unsqueeze(-1))
-    out = p.mul_(factor)
-    return out if by_logprob is None else out.scatter_add_(-1, y, by_logprob), logprobs, entropy
 
 
 def token_values(
@@ -140,7 +135,9 @@ def token_values(
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
-    return values_and_end(critic, tokens, attention, mask, dtype)[0]
+    with autocast(tokens.device, dtype):
+        hidden = _before(critic, tokens, attention, mask)
+    return _spread(critic.head(hidden.float()).squeeze(-1), mask)
 
 
 def values_and_end(
@@ -152,34 +149,35 @@ def values_and_end(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
     with autocast(tokens.device, dtype):
-        hidden, place = _hidden(critic, tokens, attention, mask)
-    last = torch.where(mask, place, 0).amax(dim=1)
-    end = critic.head(hidden[last].float()).squeeze(-1)
-    values = critic.head(_before(hidden, place, mask).float()).squeeze(-1)
+        hidden = _before(critic, tokens, attention, mask, ends=True)
+    values, end = critic.head(hidden.float()).squeeze(-1).tensor_split([len(hidden) - len(tokens)])
     return _spread(values, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
-def _hidden(model: PreTrainedModel | Critic, tokens: Tensor, attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Last hidden states [U, H] of the real tokens, rows end to end; and where each token of [B, T] stands among them,
-    -1 for padding. The longest row comes first, so that rows of one length are neighbours. Rows that begin with the
-    same prompt (all before the first masked-in token) share its hidden states, which are computed once."""
+def _before(
+    model: PreTrainedModel | Critic, tokens: Tensor, attention: Tensor, mask: Tensor, ends: bool = False
+) -> Tensor:
+    """Last hidden states [n, H] that predict the masked-in tokens, of the token before each; with ends, behind them
+    [B, H] those of each row's last masked-in token, of any of its tokens where there is none.
+
+    The real tokens go through the body as rows end to end. The longest row comes first, so that rows of one length are
+    neighbours. Rows that begin with the same prompt (all before the first masked-in token) share its hidden states,
+    which are computed once."""
     lengths = attention.sum(dim=1)
     order = lengths.argsort(descending=True, stable=True)
     real = attention[order]
-    place = torch.full_like(tokens, -1)
+    place = torch.full_like(tokens, -1)  # where each token stands among the real ones, -1 for padding
     place[order] = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, -1)
     ids, positions = tokens[order][real], (real.long().cumsum(dim=1) - 1)[real]
     sharing, place = _sharing(tokens, attention, mask, place)
     if sharing is not None:
         ids, positions = ids[sharing.kept], positions[sharing.kept]
-    packed = Packed.of(lengths[order].tolist(), sharing)
+    asked = place[:, :-1][mask[:, 1:]]
+    if ends:
+        asked = torch.cat([asked, torch.where(mask, place, 0).amax(dim=1)])
+    packed = Packed.of(lengths[order].tolist(), sharing, asked)
     body = model.body if isinstance(model, Critic) else body_of(model)
-    return run(model, through, body, ids[None], positions[None], packed)[0], place
-
-
-def _before(hidden: Tensor, place: Tensor, mask: Tensor) -> Tensor:
-    """Hidden states [n, H] that predict the masked-in tokens: of the token before each."""
-    return hidden.index_select(0, place[:, :-1][mask[:, 1:]])
+    return run(model, through, body, ids[None], positions[None], packed)[0]
 
 
 def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> tuple[Sharing | None, Tensor]:
@@ -205,26 +203,27 @@ def _sharing(tokens: Tensor, attention: Tensor, mask: Tensor, place: Tensor) -> 
 
 
 def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    through_head = HeadPass.of(head, hidden, reuse=not torch.is_grad_enabled())
-    if not torch.is_grad_enabled():
-        # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
-        out = hidden.new_zeros(2, hidden.shape[0], dtype=torch.float32)
-        for at in through_head.pieces:
-            out[0, at], out[1, at] = _chunk(through_head, hidden[at], targets[at], temperature)
-        return out[0], out[1]
+    through_head = HeadPass.of(head, hidden, temperature, reuse=False)
     if not through_head.pieces:
         nothing = hidden.sum(dim=-1).float()  # zero tokens, still part of the graph
         return nothing, nothing.detach()
     parts = list[tuple[Tensor, Tensor]]()
     for at in through_head.pieces:
         h, y = hidden[at], targets[at]
-        part = checkpoint(_chunk, through_head, h, y, temperature, use_reentrant=False, preserve_rng_state=False)
+        part = checkpoint(_chunk, through_head, h, y, use_reentrant=False, preserve_rng_state=False)
         parts.append(cast(tuple[Tensor, Tensor], part))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _chunk(through_head: HeadPass, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    return through_head.scores(through_head.logits(hidden, temperature), targets.unsqueeze(-1))[1:]
+def _logprobs(through_head: HeadPass, hidden: Tensor, y: Tensor) -> Tensor:
+    logits = through_head.logits(hidden)
+    return logprobs_of(logits, through_head.probabilities(logits), y)
+
+
+def _chunk(through_head: HeadPass, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logits = through_head.logits(hidden)
+    p = through_head.probabilities(logits)
+    return logprobs_of(logits, p, targets.unsqueeze(-1)), entropies_of(logits, p)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

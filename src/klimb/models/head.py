@@ -23,6 +23,9 @@ PACKED_TOKENS = 128
 PACKED_NUMBERS = 2**25
 """Largest head that is copied: 128 MiB."""
 
+LEAST = 1e-30
+"""Smallest probability whose logarithm is taken; float32 has 8 decades more."""
+
 
 def is_plain(head: nn.Module) -> bool:
     """Whether it is a matrix and nothing else."""
@@ -39,43 +42,69 @@ class HeadPass:
     one left, so chunk after chunk of fresh blocks can grow the process by several of them."""
 
     head: nn.Module
+    temperature: float
     pieces: list[slice]
     packed: PackedLinear | None = None
     room: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(cls, head: nn.Module, hidden: Tensor, *, reuse: bool) -> HeadPass:
+    def of(cls, head: nn.Module, hidden: Tensor, temperature: float, *, reuse: bool) -> HeadPass:
         """hidden [n, H]. reuse: a chunk is used up when the next one is made, so that both may have the same room; not
         where autograd keeps them. Other heads than a matrix in float32 bring their own tensors."""
         weight, tokens = cast(Tensor, head.weight), len(hidden)
         rows = max(1, CHUNK_LOGITS // int(weight.shape[0]))
         pieces = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
         if not pieces or not is_plain(head) or hidden.dtype != torch.float32 or weight.dtype != torch.float32:
-            return cls(head, pieces)
+            return cls(head, temperature, pieces)
         packed = PackedLinear.of([head], rows) if _packs(head, tokens) else None
         blocks = 1 if packed is not None else 2
-        return cls(head, pieces, packed, hidden.new_empty(blocks, pieces[0].stop, weight.shape[0]) if reuse else None)
+        return cls(
+            head,
+            temperature,
+            pieces,
+            packed,
+            hidden.new_empty(blocks, pieces[0].stop, weight.shape[0]) if reuse else None,
+        )
 
-    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+    @property
+    def weight(self) -> nn.Parameter:
+        return cast(nn.Parameter, self.head.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
         """Of some tokens [n, H]: float32 [n, V], divided by the temperature."""
         if self.packed is not None:
-            logits = cast(Tensor, _Product.apply(hidden, self.head.weight, self.packed))
+            logits = cast(Tensor, _Product.apply(hidden, self.weight, self.packed))
         elif self.room is not None:
-            logits = torch.mm(hidden, cast(Tensor, self.head.weight).t(), out=self.room[1, : len(hidden)])
+            logits = torch.mm(hidden, self.weight.t(), out=self.room[1, : len(hidden)])
         else:
             logits = cast(Tensor, self.head(hidden)).float()
-        return logits if temperature == 1 else logits.div_(temperature)
+        return logits if self.temperature == 1 else logits.div_(self.temperature)
 
-    def scores(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities [n, V], and log-probs [n] of y [n, 1] and entropies [n] of the same distributions.
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[n, V], of logits [n, V]."""
+        return torch.softmax(logits, dim=-1, out=None if self.room is None else self.room[0, : len(logits)])
 
-        The largest probability is exp(largest logit - normaliser), which saves a pass over all exponentials.
-        """
-        p = torch.softmax(logits, dim=-1, out=None if self.room is None else self.room[0, : len(logits)])
-        normaliser = logits.amax(dim=-1) - p.amax(dim=-1).log()
-        logprobs = logits.gather(-1, y).squeeze(-1) - normaliser
-        return p, logprobs, normaliser - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
+
+def logprobs_of(logits: Tensor, p: Tensor, y: Tensor) -> Tensor:
+    """Log-probs [n] of y [n, 1], from logits and probabilities [n, V]: the logarithm of a probability is as exact as
+    logit minus normaliser and needs no pass over either. Those that may be rounded to 0 take the latter."""
+    chosen = p.gather(-1, y).squeeze(-1)
+    small = chosen < LEAST
+    if not bool(small.any()):
+        return chosen.log()
+    far = logits.gather(-1, y).squeeze(-1) - _normaliser(logits, p)
+    return torch.where(small, far, chosen.masked_fill(small, 1.0).log())
+
+
+def entropies_of(logits: Tensor, p: Tensor) -> Tensor:
+    """Entropies [n] of the distributions with these logits and probabilities [n, V]."""
+    return _normaliser(logits, p) - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).view(-1)
+
+
+def _normaliser(logits: Tensor, p: Tensor) -> Tensor:
+    """log of the sum of exponentials [n]: the largest probability is exp(largest logit - normaliser)."""
+    return logits.amax(dim=-1) - p.amax(dim=-1).log()
 
 
 def _packs(head: nn.Module, tokens: int) -> bool:

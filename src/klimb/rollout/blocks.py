@@ -13,12 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
-from transformers import LlamaModel, MistralModel, Qwen2Model, Qwen3Model
 
+from klimb.models.asked import FAMILY
 from klimb.models.attention import Attention
 from klimb.models.prepacked import PackedLinear
-
-FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
 
 
 @dataclass(frozen=True, kw_only=True)

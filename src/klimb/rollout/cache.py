@@ -77,6 +77,8 @@ class RowCache:
     row in use.
     """
 
+    asked = None  # every row's hidden state is read
+
     def __init__(self, rows: int, longest: int, length: int, device: torch.device) -> None:
         self._rows, self._longest, self._length, self._device = rows, longest, length, device
         self._layers: list[_Layer] = []
@@ -96,11 +98,11 @@ class RowCache:
     def positions(self) -> Tensor:
         """Where each row's next token stands in its sequence, int64 [n]."""
         behind = [self.prompt_lengths[p] + w for p, w in zip(self.prompt_of, self.written, strict=True)]
-        return self._ints(behind)
+        return self.ints(behind)
 
     def begin_step(self) -> None:
         """Make place for one token more in every row."""
-        prompt, written = self._ints(self.prompt_of), self._ints(self.written)
+        prompt, written = self.ints(self.prompt_of), self.ints(self.written)
         width = max(self.written) + 1
         if width > self._length:
             self._grow(self._length + GROWTH)
@@ -112,14 +114,14 @@ class RowCache:
         unseen = None
         if not even or min(self.prompt_lengths) < self._longest:
             places = torch.arange(max(self._longest, self._length), device=self._device)
-            lengths = self._ints(self.prompt_lengths)[prompt]
+            lengths = self.ints(self.prompt_lengths)[prompt]
             parts = [places[: self._longest] >= lengths[:, None], places[: self._length] > written[:, None]]
             unseen = torch.cat(parts, dim=1)[:, None, None]
         self._step = _Step(
             row=torch.arange(len(written), device=self._device),
             position=written,
             prompt=prompt,
-            seat=self._ints(seat),
+            seat=self.ints(seat),
             even=even,
             dense=self.prompt_of == [i // seats for i in range(len(self.prompt_lengths) * seats)],
             prompts=len(self.prompt_lengths),
@@ -211,16 +213,17 @@ class RowCache:
             kv.values = pad(kv.values, (0, 0, 0, length - self._length))
         self._length = length
 
-    def _ints(self, values: Sequence[int]) -> Tensor:
+    def ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 class Reading:
-    """The attention of prompts that lie end to end and go into a cache."""
+    """The attention of prompts that lie end to end and go into a cache. asked: the last token of each."""
 
     def __init__(self, cache: RowCache, first: int, lengths: tuple[int, ...]) -> None:
         self._cache, self._first, self._lengths = cache, first, lengths
         self._packed = Packed.of(lengths)
+        self.asked = cache.ints(lengths).cumsum(0) - 1  # what comes behind a prompt is drawn from its last token's
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         self._cache.put(layer, self._first, self._lengths, key, value)

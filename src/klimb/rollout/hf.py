@@ -160,13 +160,12 @@ class _Decoder:
         tokens = torch.tensor([t for p in prompts for t in p], device=self._device)
         positions = torch.cat([torch.arange(n, device=self._device) for n in lengths])
         hidden = through(self._body, tokens[None], positions[None], self._cache.add_prompts(lengths))[0]
-        ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
         source = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
         self._cache.add_rows([first + i for i, group in enumerate(groups) for _ in group])
         for request in (request for group in groups for request in group):
             self._uniforms[len(self.rows)] = uniforms(request.seed, self._sampling.max_tokens)
             self.rows.append(_Row(request))
-        return self._head(hidden[ends])[source]
+        return self._head(hidden)[source]
 
     def _append(self, logits: Tensor, start: int) -> list[tuple[_Row, FinishReason]]:
         """Draw a token for rows from `start` on, then let finished rows leave."""
