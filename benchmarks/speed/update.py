@@ -112,10 +112,11 @@ def main() -> None:
     if args.model == machine.MODEL:
         machine.build_model(machine.MODEL)
     varied = args.kind == "varied"
-    least = floor_seconds(args.model, varied)
+    before = floor_seconds(args.model, varied)
     run = (klimb_update if args.engine == "klimb" else plain_update)(args.model, varied)
     run()
     timings = [machine.timed(run) for _ in range(args.repeats)]
+    least = min(before, floor_seconds(args.model, varied))  # a product that a neighbour slowed down is no floor
     count = int(rows(varied)[1].sum())
     best = sorted(t.seconds for t in timings)[len(timings) // 2]
     machine.report(f"update/{args.kind}/{args.engine}", timings, [count] * len(timings), floor_share=least / best)

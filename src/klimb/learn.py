@@ -19,7 +19,7 @@ from klimb.algos.ops import replace as replace_masked
 from klimb.algos.ops import whiten
 from klimb.algos.table import ADVANTAGES, Phase
 from klimb.batch import Minibatch, trimmed
-from klimb.models.forward import token_logprobs, values_and_end
+from klimb.models.forward import packed_head, token_logprobs, values_and_end
 from klimb.models.load import Critic
 from klimb.models.lora import adapter_off
 from klimb.models.sharded import release
@@ -97,9 +97,10 @@ def _logprob_pass(
     model: PreTrainedModel, batch: Batch, parts: Sequence[Tensor], recipe: Recipe, ranks: Ranks
 ) -> Tensor:
     out = torch.zeros_like(batch.sampler_logprobs)
+    packed = packed_head(model, int(batch.mask.sum()), recipe.dtype)
     for turn in ranks.turns(parts):
         b = trimmed(batch, turn.rows).to(model.device)
-        logprobs = token_logprobs(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype)
+        logprobs = token_logprobs(model, b.tokens, b.attention, b.mask, recipe.temperature, recipe.dtype, packed)
         if not turn.is_filler:
             out[turn.rows, : b.tokens.shape[1]] = logprobs.to(out.device)
     release(model)

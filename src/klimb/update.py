@@ -24,7 +24,7 @@ from klimb.algos.ops import token_weights
 from klimb.batch import Minibatch, trimmed
 from klimb.fallback import Fallback, kept
 from klimb.learn import policy_metrics
-from klimb.models.forward import backward_scores, can_fuse, token_scores, token_values
+from klimb.models.forward import TokenScores, backward_scores, can_fuse, packed_head, token_scores, token_values
 from klimb.models.load import Critic
 from klimb.models.sharded import whole
 from klimb.offload import at_work, states_at_work
@@ -178,9 +178,14 @@ class Work:
         return Work(batch=batch, micros=micros, weights=weights, recipe=recipe, ranks=ranks)
 
     @property
+    def tokens(self) -> int:
+        """Masked-in ones."""
+        return int(self.batch.mask[torch.cat(self.micros)].sum()) if self.micros else 0
+
+    @property
     def is_empty(self) -> bool:
         """No token left: every row failed. There is nothing to step on, not even with old momentum."""
-        return not self.micros or not bool(self.batch.mask[torch.cat(self.micros)].any())
+        return self.tokens == 0
 
     def parts(self, device: torch.device) -> Iterator[tuple[Turn, TrainBatch, Tensor]]:
         """This rank's turns, what their rows are made of, and the weights [rows, T] of their token losses: 0 in a
@@ -257,15 +262,15 @@ class Losses:
     finite: bool = True
     sums: dict[str, float] = field(default_factory=dict[str, float])
 
-    @property
-    def reads_entropy(self) -> bool:
-        return self.recipe.entropy_coef > 0
+    def of_rows(self, scores: TokenScores, view: View) -> Tensor:
+        """`add` for whole rows [B, T]."""
+        return self.add(scores.logprobs, lambda: scores.entropy, view)
 
-    def of_slice(self, flat: View, logprobs: Tensor, entropy: Tensor | None, at: slice) -> Tensor:
+    def of_slice(self, flat: View, logprobs: Tensor, entropy: Callable[[], Tensor], at: slice) -> Tensor:
         """`add` for a slice [n] of a micro-batch's masked-in tokens."""
-        return self.add(logprobs[None], None if entropy is None else entropy[None], flat.at(at))
+        return self.add(logprobs[None], entropy, flat.at(at))
 
-    def add(self, logprobs: Tensor, entropy: Tensor | None, view: View) -> Tensor:
+    def add(self, logprobs: Tensor, entropy: Callable[[], Tensor], view: View) -> Tensor:
         """Loss of these tokens, weighted: policy loss + coef KL - entropy bonus."""
         r = self.recipe
         old = logprobs.detach() if view.old is None else view.old
@@ -277,9 +282,8 @@ class Losses:
             assert view.ref is not None
             losses["policy/kl_loss"] = (kl.estimate(r.kl_loss_estimator, logprobs, view.ref) * view.weight).sum()
         total = losses["policy/loss"] + self.kl_coef * losses.get("policy/kl_loss", 0.0)
-        if self.reads_entropy:
-            assert entropy is not None
-            total = total - r.entropy_coef * (entropy * view.weight).sum()
+        if r.entropy_coef > 0:
+            total = total - r.entropy_coef * (entropy() * view.weight).sum()
         self.finite = self.finite and bool(torch.isfinite(total))
         for name, value in losses.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value.detach())
@@ -304,16 +308,17 @@ def _actor_step(
 def _actor_gradient(model: PreTrainedModel, work: Work, losses: Losses, first: Tensor | None) -> None:
     recipe, tally = work.recipe, losses.tally
     fuse = recipe.policy_loss in OF_SINGLE_TOKENS and can_fuse(model)
+    packed = packed_head(model, work.tokens, recipe.dtype, trains=True) if fuse else None
     for turn, part, weight in work.parts(model.device):
         losses.tally = Tally() if turn.is_filler else tally
         view = View.of(part, weight)
         inputs = (model, part.tokens, part.attention, part.mask, recipe.temperature)
         if fuse:
             loss_of = partial(losses.of_slice, view.flat())
-            scores = backward_scores(*inputs, loss_of, recipe.dtype, reads_entropy=losses.reads_entropy)
+            scores = backward_scores(*inputs, loss_of, recipe.dtype, packed=packed)
         else:
             scores = token_scores(*inputs, recipe.dtype)
-            losses.add(scores.logprobs, scores.entropy, view).backward()
+            losses.of_rows(scores, view).backward()
         if first is not None and not turn.is_filler:
             first[turn.rows, : part.tokens.shape[1]] = scores.logprobs.detach().to(first.device)
         losses.tally.add("policy/entropy", float(scores.entropy.detach().sum()), float(part.mask.sum()))

@@ -21,6 +21,7 @@ def test_numbers_of_the_engine_are_the_engines() -> None:
     assert estimated.CHUNK_LOGITS == head.CHUNK_LOGITS
     assert estimated.PACKED_TOKENS == head.PACKED_TOKENS
     assert estimated.PACKED_NUMBERS == head.PACKED_NUMBERS
+    assert estimated.PACKED_BACKWARD_TOKENS == head.PACKED_BACKWARD_TOKENS
     assert estimated.GROWTH == cache.GROWTH
     assert estimated.PREFILL == hf.PREFILL_TOKENS
     assert {*estimated.WHOLE_ROWS, *OF_SINGLE_TOKENS} == set(POLICY_LOSSES)

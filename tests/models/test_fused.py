@@ -43,13 +43,13 @@ def test_scores_and_gradients_are_autograds(name: str, loss: str, chunk: int, mo
     want = gradients(model)
     cut: list[slice] = []
 
-    def of_slice(logprobs: Tensor, entropy: Tensor | None, at: slice) -> Tensor:
-        cut.append(at)
-        assert (entropy is not None) == (loss in {"entropy", "both"})
-        entropy = logprobs if entropy is None else entropy
-        return LOSSES[loss](logprobs, entropy, WEIGHTS[:n][at])
+    reads = loss in {"entropy", "both"}
 
-    got = backward_scores(model, tokens, attention, mask, 0.7, of_slice, reads_entropy=loss in {"entropy", "both"})
+    def of_slice(logprobs: Tensor, entropy: Callable[[], Tensor], /, *, at: slice) -> Tensor:
+        cut.append(at)
+        return LOSSES[loss](logprobs, entropy() if reads else logprobs, WEIGHTS[:n][at])
+
+    got = backward_scores(model, tokens, attention, mask, 0.7, of_slice)
     assert len(cut) == -(-n // chunk)
     assert torch.allclose(got.logprobs, slow.logprobs, atol=1e-6)
     assert torch.allclose(got.entropy, slow.entropy, atol=1e-5)

@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from klimb.models import head as module
-from klimb.models.head import PACKED_TOKENS, HeadPass, entropies_of, is_plain, logprobs_of
+from klimb.models.head import (
+    PACKED_BACKWARD_TOKENS,
+    PACKED_TOKENS,
+    HeadPass,
+    PackedHead,
+    entropies_of,
+    is_plain,
+    logprobs_of,
+)
 from klimb.models.prepacked import is_available
 
 WORDS, WIDTH = 90, 16
@@ -76,3 +84,67 @@ def test_what_is_no_plain_matrix_in_float32_or_does_not_pay_is_not_packed(monkey
 
 def test_no_tokens_make_no_chunks() -> None:
     assert HeadPass.of(head(), hidden(0), 1.0, reuse=True).pieces == []
+
+
+def test_a_copy_for_several_passes_is_used_by_those_that_would_make_one() -> None:
+    """So that a pass gives the same bits whoever made the copy."""
+    layer = head()
+    shared = PackedHead.of(layer, 10 * PACKED_TOKENS)
+    if not is_available():
+        assert shared is None
+        return
+    assert HeadPass.of(layer, hidden(), 1.0, reuse=True, shared=shared).packed is shared
+    assert HeadPass.of(layer, hidden(PACKED_TOKENS - 1), 1.0, reuse=True, shared=shared).packed is None
+    x = hidden()
+    alone, together = (HeadPass.of(layer, x, 1.0, reuse=True, shared=s).logits(x) for s in (None, shared))
+    assert torch.equal(alone, together)
+
+
+def test_the_gradient_by_hidden_states_is_packed_from_enough_tokens_on() -> None:
+    layer, x = head(), hidden()
+    if not is_available():
+        return
+    few, many = (PackedHead.of(layer, n, trains=True) for n in (PACKED_BACKWARD_TOKENS - 1, PACKED_BACKWARD_TOKENS))
+    assert few is not None
+    assert many is not None
+    assert few.backward is None
+    assert many.backward is not None
+    by_logits = torch.randn(PACKED_TOKENS, WORDS, generator=torch.Generator().manual_seed(3))
+    for shared in (few, many):
+        got = HeadPass.of(layer, x, 1.0, reuse=True, shared=shared).by_hidden(by_logits)
+        assert torch.allclose(got, by_logits @ layer.weight, atol=1e-5)
+
+
+def test_log_probs_and_entropies_are_those_of_double_precision_however_unlikely_the_token() -> None:
+    spread = (
+        torch.randn(6, WORDS, generator=torch.Generator().manual_seed(4)) * torch.tensor([[0.1, 1, 5, 20, 20, 60]]).T
+    )
+    y = torch.randint(WORDS, (6, 1), generator=torch.Generator().manual_seed(5))
+    y[3:] = spread[3:].argmin(dim=-1, keepdim=True)
+    p = spread.softmax(-1)
+    assert float(p.gather(-1, y).min()) == 0.0
+    want = spread.double().log_softmax(-1)
+    assert torch.allclose(logprobs_of(spread, p, y).double(), want.gather(-1, y).squeeze(-1), rtol=1e-6, atol=1e-6)
+    entropy = -(want.exp() * want).sum(-1)
+    assert torch.allclose(entropies_of(spread, p).double(), entropy, atol=2e-5)
+
+
+def test_one_unlikely_token_changes_no_bit_of_the_others() -> None:
+    logits = torch.randn(3, WORDS, generator=torch.Generator().manual_seed(6))
+    y = torch.zeros(3, 1, dtype=torch.int64)
+    before = logprobs_of(logits, logits.softmax(-1), y)
+    logits[1, 0] = -200.0
+    after = logprobs_of(logits, logits.softmax(-1), y)
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert after[1] < -190
+
+
+def test_the_gradient_of_an_unlikely_tokens_log_prob_is_finite() -> None:
+    logits = torch.zeros(2, WORDS)
+    logits[0, 0] = -200.0
+    logits.requires_grad_()
+    logprobs_of(logits, logits.softmax(-1), torch.zeros(2, 1, dtype=torch.int64)).sum().backward()
+    want = -torch.tensor([[0.0] + [1 / (WORDS - 1)] * (WORDS - 1), [1 / WORDS] * WORDS])
+    want[:, 0] += 1
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, want, atol=1e-6)

@@ -10,15 +10,20 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    MistralConfig,
+    MistralForSequenceClassification,
     PreTrainedTokenizerFast,
 )
 
 from klimb.errors import ModelError
+from klimb.models.attention import NAME
 from klimb.reward.model import RewardModel, RewardModelSettings, same_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *"abcdefghijklmnopqrst"]
@@ -171,11 +176,22 @@ def test_other_bodies(tmp_path: Path, tokenizer: Any) -> None:
             num_labels=1,
         )
     )
-    for name, model in (("gpt2", gpt2), ("bert", bert)):
-        got = make(save(tmp_path / name, model, tokenizer), tokenizer).score(SAMPLES)
+    sizes = {"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_labels": 1, "pad_token_id": 0}
+    caps = {"attn_logit_softcapping": 0.01, "final_logit_softcapping": None, "sliding_window": 64}
+    capped = Gemma2ForSequenceClassification(Gemma2Config(**sizes, **heads, **caps, max_position_embeddings=64))
+    windows = MistralForSequenceClassification(MistralConfig(**sizes, **heads, sliding_window=4))
+    for name, model, end_to_end in (
+        ("gpt2", gpt2, True),
+        ("bert", bert, False),
+        ("soft-capped", capped, False),
+        ("a window of 4", windows, False),
+    ):
+        scorer = make(save(tmp_path / name, model, tokenizer), tokenizer)
+        assert (scorer._model.config._attn_implementation == NAME) == end_to_end, name
         with torch.no_grad():
             expected = [float(model.eval()(torch.tensor([s.token_ids])).logits) for s in SAMPLES]
-        assert [o.value for o in got] == pytest.approx(expected, abs=1e-5), name
+        assert [o.value for o in scorer.score(SAMPLES)] == pytest.approx(expected, abs=1e-5), name
 
 
 def test_refusals(tmp_path: Path, tokenizer: Any) -> None:

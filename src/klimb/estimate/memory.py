@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from klimb.estimate.fitted import FITTED
-from klimb.estimate.setup import CHUNK_LOGITS, GROWTH, PACKED_NUMBERS, PACKED_TOKENS, PREFILL, Pass, Setup
+from klimb.estimate.setup import (
+    CHUNK_LOGITS,
+    GROWTH,
+    PACKED_BACKWARD_TOKENS,
+    PACKED_NUMBERS,
+    PACKED_TOKENS,
+    PREFILL,
+    Pass,
+    Setup,
+)
 from klimb.estimate.shapes import Shape
 
 FLOAT = 4
@@ -156,10 +165,9 @@ def _score(s: Setup) -> dict[str, float]:
 
 
 def _logprob_pass(s: Setup, shape: Shape, p: Pass) -> list[tuple[float, float]]:
-    """Activations and head while the body runs, and while the head does."""
-    hidden = FLOAT * shape.hidden * (p.read + p.scored)
-    head = head_room(shape, p.scored) + packed_head(shape, p.scored, s)
-    return [(forward_bytes(shape, p.read, s.wide), 0.0), (hidden, head)]
+    """Activations and head while the body runs, and while the head does; its copy is there for all micro-batches."""
+    hidden, copy = FLOAT * shape.hidden * (p.read + p.scored), packed_head(shape, p.scored, s)
+    return [(forward_bytes(shape, p.read, s.wide), copy), (hidden, head_room(shape, p.scored) + copy)]
 
 
 def _update(s: Setup) -> dict[str, float]:
@@ -247,6 +255,8 @@ def packed_head(shape: Shape, scored: float, s: Setup) -> float:
 
 def head_step(shape: Shape, scored: float, s: Setup) -> float:
     """Hidden states that are scored and their gradients, and the chunk's room: a third block where the logits are
-    computed again for a loss of whole rows."""
+    computed again for a loss of whole rows. For the others a second copy of the head does the backward, in optimizer
+    steps that are large enough."""
     room = head_room(shape, scored) * (1.0 if s.fused else 1.5)
-    return 2 * FLOAT * shape.hidden * scored + room + packed_head(shape, scored, s)
+    copies = 2 if s.fused and scored * s.micros() >= PACKED_BACKWARD_TOKENS else 1
+    return 2 * FLOAT * shape.hidden * scored + room + copies * packed_head(shape, scored, s)

@@ -14,7 +14,8 @@ from klimb.estimate.shapes import Shape
 CHUNK_LOGITS = 2**23
 PACKED_TOKENS = 128
 PACKED_NUMBERS = 2**25
-"""As models.forward: logits that the head computes at once."""
+PACKED_BACKWARD_TOKENS = 4096
+"""As models.head: logits computed at once, and from when on, and up to what size, the head is copied."""
 GROWTH = 32
 """As rollout.cache: places by which the responses' part of the cache grows."""
 PREFILL = {"cpu": 1024, "cuda": 8192}

@@ -9,6 +9,7 @@ head, in chunks, so memory never grows with tokens x vocabulary: a chunk's logit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 
 from klimb.models.attention import Packed, Sharing, through
 from klimb.models.fused import backward_chunk
-from klimb.models.head import HeadPass, entropies_of, is_plain, logprobs_of
+from klimb.models.head import HeadPass, PackedHead, entropies_of, is_plain, logprobs_of
 from klimb.models.load import Critic, body_of, head_of
 from klimb.models.sharded import run
 
@@ -47,11 +48,13 @@ def token_logprobs(
     mask: Bool[Tensor, "b t"],
     temperature: float,
     dtype: torch.dtype = torch.float32,
+    packed: PackedHead | None = None,
 ) -> Float[Tensor, "b t"]:
-    """`token_scores` without gradients and entropies: what a pass before the update reads, to the same last bit."""
+    """`token_scores` without gradients and entropies: what a pass before the update reads, to the same last bit.
+    packed: `packed_head` for several passes."""
     with torch.no_grad(), autocast(tokens.device, dtype):
-        before, targets = _before(model, tokens, attention, mask), tokens[mask].unsqueeze(-1)
-        through_head = HeadPass.of(head_of(model), before, temperature, reuse=True)
+        before, targets = _hidden(model, tokens, attention, mask), tokens[mask].unsqueeze(-1)
+        through_head = HeadPass.of(head_of(model), before, temperature, reuse=True, shared=packed)
         # Results have their place beforehand: a small one behind every chunk would leave holes between the large ones.
         out = before.new_zeros(len(before), dtype=torch.float32)
         for at in through_head.pieces:
@@ -73,16 +76,22 @@ def token_scores(
     weights when gradients are on. Padding may stand on either side: no model sees it.
     """
     with autocast(tokens.device, dtype):
-        before = _before(model, tokens, attention, mask)
+        before = _hidden(model, tokens, attention, mask)
         logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
 
-class LossOfSlice(Protocol):
-    """The loss of some of all masked-in tokens, from their log-probs [n] and entropies [n] (None where it does not read
-    them). at: which of all they are."""
+def packed_head(model: PreTrainedModel, tokens: int, dtype: torch.dtype, *, trains: bool = False) -> PackedHead | None:
+    """A copy of the head for the fast products of passes over so many masked-in tokens, good until the weights change;
+    None where it would not pay. trains: for `backward_scores`."""
+    return PackedHead.of(head_of(model), tokens, trains=trains) if dtype == torch.float32 else None
 
-    def __call__(self, logprobs: Tensor, entropy: Tensor | None, /, *, at: slice) -> Tensor: ...
+
+class LossOfSlice(Protocol):
+    """The loss of some of all masked-in tokens, from their log-probs [n] and what gives their entropies [n] to those
+    that read them. at: which of all they are."""
+
+    def __call__(self, logprobs: Tensor, entropy: Callable[[], Tensor], /, *, at: slice) -> Tensor: ...
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
@@ -99,18 +108,19 @@ def backward_scores(
     loss_of: LossOfSlice,
     dtype: torch.dtype = torch.float32,
     *,
-    reads_entropy: bool = True,
+    packed: PackedHead | None = None,
 ) -> TokenScores:
     """`token_scores` and the backward of a loss of single tokens in one go: no logits are computed twice.
 
     While a chunk's probabilities are there, the gradient of its tokens' loss by their log-probs and entropies gives
     that by hidden states and head (klimb.models.fused). Gradients are added to the weights' .grad, the head's only
     where it is trained. For losses whose value at one token needs no other token's log-prob; the others go through
-    `token_scores`. reads_entropy: whether the loss does. Returned scores carry no gradient.
+    `token_scores`. packed: `packed_head` for several micro-batches. Returned
+    scores carry no gradient.
     """
     head = head_of(model)
     with autocast(tokens.device, dtype):
-        before = _before(model, tokens, attention, mask)
+        before = _hidden(model, tokens, attention, mask)
     weight = cast(nn.Parameter, head.weight)  # read behind the body's pass, which gathers it where it is sharded
     targets, leaf = tokens[mask].unsqueeze(-1), before.detach()
     by_hidden = torch.zeros_like(leaf)
@@ -118,10 +128,10 @@ def backward_scores(
     if weight.requires_grad and weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     with torch.no_grad(), autocast(tokens.device, dtype):
-        through_head = HeadPass.of(head, leaf, temperature, reuse=True)
+        through_head = HeadPass.of(head, leaf, temperature, reuse=True, shared=packed)
         for at in through_head.pieces:
             by_hidden[at], logprobs[at], entropy[at] = backward_chunk(
-                through_head, leaf[at], targets[at], partial(loss_of, at=at), reads_entropy
+                through_head, leaf[at], targets[at], partial(loss_of, at=at)
             )
     before.backward(by_hidden)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
@@ -136,7 +146,7 @@ def token_values(
 ) -> Float[Tensor, "b t"]:
     """The critic's estimate before each masked-in token is emitted, float32 [B, T], 0 elsewhere."""
     with autocast(tokens.device, dtype):
-        hidden = _before(critic, tokens, attention, mask)
+        hidden = _hidden(critic, tokens, attention, mask)
     return _spread(critic.head(hidden.float()).squeeze(-1), mask)
 
 
@@ -149,16 +159,29 @@ def values_and_end(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """`token_values`, and from the same pass the estimate behind each row's last masked-in token [B], 0 without one."""
     with autocast(tokens.device, dtype):
-        hidden = _before(critic, tokens, attention, mask, ends=True)
+        hidden = _hidden(critic, tokens, attention, mask, ends=True)
     values, end = critic.head(hidden.float()).squeeze(-1).tensor_split([len(hidden) - len(tokens)])
     return _spread(values, mask), torch.where(mask.any(dim=1), end, 0.0)
 
 
-def _before(
-    model: PreTrainedModel | Critic, tokens: Tensor, attention: Tensor, mask: Tensor, ends: bool = False
+def end_states(
+    model: PreTrainedModel, tokens: Int[Tensor, "b t"], attention: Bool[Tensor, "b t"], mask: Bool[Tensor, "b t"]
+) -> Float[Tensor, "b h"]:
+    """The body's last hidden state at each row's last masked-in token, of any of its tokens where there is none."""
+    return _hidden(model, tokens, attention, mask, before=False, ends=True)
+
+
+def _hidden(
+    model: PreTrainedModel | Critic,
+    tokens: Tensor,
+    attention: Tensor,
+    mask: Tensor,
+    *,
+    before: bool = True,
+    ends: bool = False,
 ) -> Tensor:
-    """Last hidden states [n, H] that predict the masked-in tokens, of the token before each; with ends, behind them
-    [B, H] those of each row's last masked-in token, of any of its tokens where there is none.
+    """Last hidden states: [n, H] those that predict the masked-in tokens, of the token before each; with ends, behind
+    them, [B, H] those of each row's last masked-in token.
 
     The real tokens go through the body as rows end to end. The longest row comes first, so that rows of one length are
     neighbours. Rows that begin with the same prompt (all before the first masked-in token) share its hidden states,
@@ -172,10 +195,9 @@ def _before(
     sharing, place = _sharing(tokens, attention, mask, place)
     if sharing is not None:
         ids, positions = ids[sharing.kept], positions[sharing.kept]
-    asked = place[:, :-1][mask[:, 1:]]
-    if ends:
-        asked = torch.cat([asked, torch.where(mask, place, 0).amax(dim=1)])
-    packed = Packed.of(lengths[order].tolist(), sharing, asked)
+    asked = [place[:, :-1][mask[:, 1:]]] if before else []
+    asked += [torch.where(mask, place, 0).amax(dim=1)] if ends else []
+    packed = Packed.of(lengths[order].tolist(), sharing, torch.cat(asked))
     body = model.body if isinstance(model, Critic) else body_of(model)
     return run(model, through, body, ids[None], positions[None], packed)[0]
 

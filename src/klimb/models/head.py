@@ -22,7 +22,8 @@ PACKED_TOKENS = 128
 """From so many tokens on a pass gains more by a copy of the head in oneDNN's layout than the copy takes."""
 PACKED_NUMBERS = 2**25
 """Largest head that is copied: 128 MiB."""
-
+PACKED_BACKWARD_TOKENS = 4096
+"""Likewise for the product of the backward, whose copy takes four times as long: it is made once per optimizer step."""
 LEAST = 1e-30
 """Smallest probability whose logarithm is taken; float32 has 8 decades more."""
 
@@ -35,37 +36,56 @@ def is_plain(head: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
+class PackedHead:
+    """A head's weight, as it is now, in oneDNN's layout: for the logits, and for the gradient by the hidden states,
+    None where too few tokens would use it."""
+
+    forward: PackedLinear
+    backward: PackedLinear | None
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, head: nn.Module, tokens: int, *, trains: bool = False) -> PackedHead | None:
+        """tokens: of all passes that share it; trains: whether their backward goes through it too. None where it does
+        not pay, or the head is no matrix in float32 on a CPU."""
+        if not is_plain(head) or not _packs(head, tokens):
+            return None
+        weight = cast(Tensor, head.weight)
+        rows = _rows(weight)
+        backward = PackedLinear.of_matrix(weight.t(), rows) if trains and tokens >= PACKED_BACKWARD_TOKENS else None
+        return cls(PackedLinear.of([head], rows), backward)
+
+
+@dataclass(frozen=True)
 class HeadPass:
-    """A head for the hidden states of one pass. pieces: the chunks that its tokens go in; packed: a copy of its weight
-    for fast products, as it is now; room: blocks [n, V] that every chunk's probabilities, and logits that are not
+    """A head for the hidden states of one pass. pieces: the chunks that its tokens go in; packed: its copy for fast
+    products; room: blocks [n, V] that every chunk's probabilities, and logits that are not
     packed products, are written into. A C library that hands out aligned blocks may not fit one into the hole the last
     one left, so chunk after chunk of fresh blocks can grow the process by several of them."""
 
     head: nn.Module
     temperature: float
     pieces: list[slice]
-    packed: PackedLinear | None = None
+    packed: PackedHead | None = None
     room: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(cls, head: nn.Module, hidden: Tensor, temperature: float, *, reuse: bool) -> HeadPass:
+    def of(
+        cls, head: nn.Module, hidden: Tensor, temperature: float, *, reuse: bool, shared: PackedHead | None = None
+    ) -> HeadPass:
         """hidden [n, H]. reuse: a chunk is used up when the next one is made, so that both may have the same room; not
-        where autograd keeps them. Other heads than a matrix in float32 bring their own tensors."""
+        where autograd keeps them. Other heads than a matrix in float32 bring their own tensors. shared: a copy that was
+        made for several passes; whether this one uses any hangs on its own tokens, so that the numbers do."""
         weight, tokens = cast(Tensor, head.weight), len(hidden)
-        rows = max(1, CHUNK_LOGITS // int(weight.shape[0]))
+        rows = _rows(weight)
         pieces = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
         if not pieces or not is_plain(head) or hidden.dtype != torch.float32 or weight.dtype != torch.float32:
             return cls(head, temperature, pieces)
-        packed = PackedLinear.of([head], rows) if _packs(head, tokens) else None
+        packed = (shared or PackedHead.of(head, tokens)) if _packs(head, tokens) else None
         blocks = 1 if packed is not None else 2
-        return cls(
-            head,
-            temperature,
-            pieces,
-            packed,
-            hidden.new_empty(blocks, pieces[0].stop, weight.shape[0]) if reuse else None,
-        )
+        room = hidden.new_empty(blocks, pieces[0].stop, weight.shape[0]) if reuse else None
+        return cls(head, temperature, pieces, packed, room)
 
     @property
     def weight(self) -> nn.Parameter:
@@ -74,12 +94,18 @@ class HeadPass:
     def logits(self, hidden: Tensor) -> Tensor:
         """Of some tokens [n, H]: float32 [n, V], divided by the temperature."""
         if self.packed is not None:
-            logits = cast(Tensor, _Product.apply(hidden, self.weight, self.packed))
+            logits = cast(Tensor, _Product.apply(hidden, self.weight, self.packed.forward))
         elif self.room is not None:
             logits = torch.mm(hidden, self.weight.t(), out=self.room[1, : len(hidden)])
         else:
             logits = cast(Tensor, self.head(hidden)).float()
         return logits if self.temperature == 1 else logits.div_(self.temperature)
+
+    def by_hidden(self, by_logits: Tensor) -> Tensor:
+        """Gradient by the hidden states [n, H], from that by the head's output [n, V]."""
+        if self.packed is not None and self.packed.backward is not None:
+            return self.packed.backward(by_logits)
+        return by_logits @ self.weight
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[n, V], of logits [n, V]."""
@@ -105,6 +131,11 @@ def entropies_of(logits: Tensor, p: Tensor) -> Tensor:
 def _normaliser(logits: Tensor, p: Tensor) -> Tensor:
     """log of the sum of exponentials [n]: the largest probability is exp(largest logit - normaliser)."""
     return logits.amax(dim=-1) - p.amax(dim=-1).log()
+
+
+def _rows(weight: Tensor) -> int:
+    """Tokens in a chunk."""
+    return max(1, CHUNK_LOGITS // int(weight.shape[0]))
 
 
 def _packs(head: nn.Module, tokens: int) -> bool:

@@ -37,8 +37,12 @@ class PackedLinear:
         if any(b is not None for b in biases):
             zeros = [weight.new_zeros(weight.shape[0]) for weight in weights]
             bias = torch.cat([z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)])
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return cls(_operators()._reorder_linear_weight(weight, rows), bias)
+        return cls.of_matrix(weights[0] if len(weights) == 1 else torch.cat(weights), rows, bias)
+
+    @classmethod
+    def of_matrix(cls, weight: Tensor, rows: int, bias: Tensor | None = None) -> PackedLinear:
+        """weight [out, in], bias [out]."""
+        return cls(_operators()._reorder_linear_weight(weight.detach(), rows), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""

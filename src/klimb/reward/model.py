@@ -17,6 +17,10 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from klimb.errors import ModelError
+from klimb.models.asked import answer_where_asked
+from klimb.models.attention import NAME, check_attention
+from klimb.models.forward import end_states
+from klimb.models.load import context_limit
 from klimb.models.sharded import release, run
 from klimb.offload import HOST, at_work
 from klimb.ranks import ALONE, Ranks
@@ -81,11 +85,12 @@ class RewardModel:
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One score per sample, in order and independent of how rows are batched (float32 rounding apart)."""
         rows = [self._ids(sample) for sample in samples]
+        starts = [len(s.prompt.token_ids) if self.token_ids else len(row) for s, row in zip(samples, rows, strict=True)]
         outcomes: list[Outcome | None] = [self._unreadable(row) for row in rows]
         readable = [i for i, outcome in enumerate(outcomes) if outcome is None]
         with at_work(self._model, self._device if self._settings.offload else None):
             for batch in (batches := self._batches(rows, readable)):
-                scores = self._forward([rows[i] for i in batch])
+                scores = self._forward([rows[i] for i in batch], [starts[i] for i in batch])
                 for i, score in zip(batch, scores, strict=True):
                     outcomes[i] = valued(score)
             self._keep_in_step(len(batches))
@@ -95,7 +100,7 @@ class RewardModel:
         """As many forwards as the rank that had most: its layers are gathered with this one's help."""
         most = self._ranks.largest({"batches": done})["batches"]
         for _ in range(int(most) - done):
-            self._forward([[0]])
+            self._forward([[0]], [0])
         if self._model is not None:
             release(self._model)
 
@@ -150,24 +155,27 @@ class RewardModel:
         return batches
 
     @torch.no_grad()
-    def _forward(self, rows: Sequence[list[int]]) -> list[float]:
-        """Right-padded rows [B, T] -> B scores."""
+    def _forward(self, rows: Sequence[list[int]], starts: Sequence[int]) -> list[float]:
+        """Rows of ids -> their scores. starts: where each row's response begins; what is before may be shared."""
         model = self._model
         assert model is not None, "the reward model is closed"
         lengths = torch.tensor([len(row) for row in rows])
         tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
         for i, row in enumerate(rows):
             tokens[i, : len(row)] = torch.tensor(row)
-        attention = (torch.arange(tokens.shape[1])[None, :] < lengths[:, None]).to(self._device, torch.int64)
-        tokens = tokens.to(self._device)
+        place, ends = torch.arange(tokens.shape[1])[None, :], (lengths - 1)[:, None]
+        # The last token is always read, also of a response without one.
+        mask = ((place >= torch.tensor(starts)[:, None]) | (place == ends)) & (place <= ends)
+        tokens, attention, mask = (x.to(self._device) for x in (tokens, place <= ends, mask))
         if not _has_plain_head(model):
             # Its own pooling is kept; rows of one length need no padding, which it might read past.
-            return _flat(model(input_ids=tokens, attention_mask=attention).logits)
-        hidden = run(model, _body, model.base_model, tokens, attention)
+            return _flat(model(input_ids=tokens, attention_mask=attention.long()).logits)
+        if model.config._attn_implementation == NAME:
+            return _flat(model.score(end_states(model, tokens, attention, mask)))
+        hidden = run(model, _body, model.base_model, tokens, attention.long())
         # transformers looks for the last token that is not the pad id, which is wrong where a model ends
-        # with its pad id or has none; the mask knows.
-        last = hidden[torch.arange(len(rows), device=self._device), (lengths - 1).to(self._device)]
-        return _flat(model.score(last))
+        # with its pad id or has none; the lengths know.
+        return _flat(model.score(hidden[torch.arange(len(rows)), lengths - 1]))
 
 
 def _body(body: Any, tokens: Tensor, attention: Tensor) -> Tensor:
@@ -220,7 +228,25 @@ def load_scorer(settings: RewardModelSettings) -> Any:
             f"reward_model.model_path: '{path}' has {model.config.num_labels} labels; a reward is one number, so "
             "it needs num_labels 1."
         )
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    if _has_plain_head(model):
+        _read_end_to_end(model)
+    return model
+
+
+def _read_end_to_end(model: Any) -> None:
+    """Let rows lie end to end where the architecture can, and none is longer than a window of its attention; padded
+    batches do for the others."""
+    own = model.config._attn_implementation
+    if context_limit(model) != getattr(model.config, "max_position_embeddings", None):
+        return
+    try:
+        model.set_attn_implementation(NAME)
+        check_attention(model.base_model)
+    except (ModelError, ValueError, AttributeError):
+        model.set_attn_implementation(own)
+    else:
+        answer_where_asked(model.base_model)
 
 
 def _load_tokenizer(settings: RewardModelSettings) -> Any:
