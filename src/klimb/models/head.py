@@ -18,6 +18,8 @@ from klimb.models.prepacked import PackedLinear, pays
 
 CHUNK_LOGITS = 2**23
 """Logits computed at once: 32 MiB in float32, a few of these live at the same time."""
+TILE = 16
+"""Rows that a product's kernel takes at once, or a multiple of what it takes: a rest costs as much as a whole one."""
 PACKED_TOKENS = 128
 """From so many tokens on a pass gains more by a copy of the head in oneDNN's layout than the copy takes."""
 PACKED_NUMBERS = 2**25
@@ -134,8 +136,9 @@ def _normaliser(logits: Tensor, p: Tensor) -> Tensor:
 
 
 def _rows(weight: Tensor) -> int:
-    """Tokens in a chunk."""
-    return max(1, CHUNK_LOGITS // int(weight.shape[0]))
+    """Tokens in a chunk: as many as fit, in whole tiles of a product's kernel."""
+    rows = CHUNK_LOGITS // int(weight.shape[0])
+    return rows - rows % TILE if rows >= TILE else max(1, rows)
 
 
 def _packs(head: nn.Module, tokens: int) -> bool:
