@@ -67,3 +67,10 @@ def test_packing_is_for_float32_on_a_cpu_that_has_the_operators(monkeypatch: pyt
     is_available.cache_clear()
     assert not pays(tiny_model(), torch.float32)
     is_available.cache_clear()
+
+
+def test_looking_whether_there_are_operators_moves_no_generator() -> None:
+    is_available.cache_clear()
+    before = torch.get_rng_state()
+    is_available()
+    assert torch.equal(torch.get_rng_state(), before)
