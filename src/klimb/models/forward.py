@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from klimb.models.attention import Packed, Sharing, through
 from klimb.models.fused import backward_chunk
-from klimb.models.head import HeadPass, PackedHead, entropies_of, is_plain, logprobs_of
+from klimb.models.head import HeadPass, PackedHead, entropies_of, is_plain
 from klimb.models.load import Critic, body_of, head_of
 from klimb.models.sharded import run
 
@@ -77,7 +77,7 @@ def token_scores(
     """
     with autocast(tokens.device, dtype):
         before = _hidden(model, tokens, attention, mask)
-        logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask], temperature)
+        logprobs, entropy = _head_in_chunks(head_of(model), before, tokens[mask].unsqueeze(-1), temperature)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
 
 
@@ -115,8 +115,7 @@ def backward_scores(
     While a chunk's probabilities are there, the gradient of its tokens' loss by their log-probs and entropies gives
     that by hidden states and head (klimb.models.fused). Gradients are added to the weights' .grad, the head's only
     where it is trained. For losses whose value at one token needs no other token's log-prob; the others go through
-    `token_scores`. packed: `packed_head` for several micro-batches. Returned
-    scores carry no gradient.
+    `token_scores`. packed: `packed_head` for several micro-batches. Returned scores carry no gradient.
     """
     head = head_of(model)
     with autocast(tokens.device, dtype):
@@ -238,14 +237,12 @@ def _head_in_chunks(head: nn.Module, hidden: Tensor, targets: Tensor, temperatur
 
 
 def _logprobs(through_head: HeadPass, hidden: Tensor, y: Tensor) -> Tensor:
-    logits = through_head.logits(hidden)
-    return logprobs_of(logits, through_head.probabilities(logits), y)
+    return through_head.read(hidden, y)[2]  # a function, so that no variable keeps a chunk until the next one is made
 
 
-def _chunk(through_head: HeadPass, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logits = through_head.logits(hidden)
-    p = through_head.probabilities(logits)
-    return logprobs_of(logits, p, targets.unsqueeze(-1)), entropies_of(logits, p)
+def _chunk(through_head: HeadPass, hidden: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    logits, p, logprobs = through_head.read(hidden, y)
+    return logprobs, entropies_of(logits, p)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

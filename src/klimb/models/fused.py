@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from klimb.models.head import HeadPass, entropies_of, logprobs_of
+from klimb.models.head import HeadPass, entropies_of
 
 LossOf = Callable[[Tensor, Callable[[], Tensor]], Tensor]
 """Log-probs [n] of tokens, and what gives their entropies [n] to a loss that reads them -> their loss."""
@@ -41,9 +41,8 @@ def backward_chunk(through_head: HeadPass, hidden: Tensor, y: Tensor, loss_of: L
 
     Adds the gradient by the head's weight [V, H] to its .grad where it has one. In less than float32 the difference
     that gives the entropy is too coarse."""
-    logits = through_head.logits(hidden)
-    p = through_head.probabilities(logits)
-    logprobs, entropy = logprobs_of(logits, p, y), _Entropy(logits, p)
+    logits, p, logprobs = through_head.read(hidden, y)
+    entropy = _Entropy(logits, p)
     by_logprob, by_entropy = _by_scores(loss_of, logprobs, entropy)
     if by_entropy is None:
         if hidden.dtype != torch.float32 or torch.is_autocast_enabled(hidden.device.type):

@@ -50,7 +50,7 @@ class PackedHead:
     def of(cls, head: nn.Module, tokens: int, *, trains: bool = False) -> PackedHead | None:
         """tokens: of all passes that share it; trains: whether their backward goes through it too. None where it does
         not pay, or the head is no matrix in float32 on a CPU."""
-        if not is_plain(head) or not _packs(head, tokens):
+        if not _packs(head, tokens):
             return None
         weight = cast(Tensor, head.weight)
         rows = _rows(weight)
@@ -61,9 +61,9 @@ class PackedHead:
 @dataclass(frozen=True)
 class HeadPass:
     """A head for the hidden states of one pass. pieces: the chunks that its tokens go in; packed: its copy for fast
-    products; room: blocks [n, V] that every chunk's probabilities, and logits that are not
-    packed products, are written into. A C library that hands out aligned blocks may not fit one into the hole the last
-    one left, so chunk after chunk of fresh blocks can grow the process by several of them."""
+    products; room: blocks [n, V] that every chunk's probabilities, and logits that are not packed products, are written
+    into. A C library that hands out aligned blocks may not fit one into the hole the last one left, so chunk after
+    chunk of fresh blocks can grow the process by several of them."""
 
     head: nn.Module
     temperature: float
@@ -102,6 +102,13 @@ class HeadPass:
         else:
             logits = cast(Tensor, self.head(hidden)).float()
         return logits if self.temperature == 1 else logits.div_(self.temperature)
+
+    def read(self, hidden: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of tokens y [n, 1] with hidden states [n, H]: logits and probabilities [n, V], log-probs [n]. Every pass
+        comes this way, so that a token's log-prob has the same bits in all of them."""
+        logits = self.logits(hidden)
+        p = self.probabilities(logits)
+        return logits, p, logprobs_of(logits, p, y)
 
     def by_hidden(self, by_logits: Tensor) -> Tensor:
         """Gradient by the hidden states [n, H], from that by the head's output [n, V]."""
@@ -144,7 +151,7 @@ def _rows(weight: Tensor) -> int:
 def _packs(head: nn.Module, tokens: int) -> bool:
     """Whether packing is for this head, and gains more than the copy takes."""
     weight = cast(Tensor, head.weight)
-    whole = not isinstance(weight, DTensor) and not torch.is_autocast_enabled("cpu")
+    whole = is_plain(head) and not isinstance(weight, DTensor) and not torch.is_autocast_enabled("cpu")
     return whole and tokens >= PACKED_TOKENS and weight.numel() <= PACKED_NUMBERS and pays(head, weight.dtype)
 
 
