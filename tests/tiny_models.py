@@ -21,8 +21,8 @@ from transformers import (
 from klimb.batch import Minibatch, Split, collate, split_phase
 from klimb.config.facts import ESTIMATORS
 from klimb.learn import Roles, estimate_advantages, score_tokens
-from klimb.models.asked import answer_where_asked
 from klimb.models.attention import NAME
+from klimb.models.family import take_over
 from klimb.models.load import body_of, critic_from, frozen_copy
 from klimb.recipe import Recipe
 from klimb.rollout.base import Request, Sampling
@@ -65,7 +65,7 @@ def peaked(model: PreTrainedModel, scale: float) -> PreTrainedModel:
             if parameter.dim() >= 2:
                 parameter.mul_(scale)
     model.set_attn_implementation(NAME)
-    answer_where_asked(body_of(model))  # as models are loaded
+    take_over(body_of(model))  # as models are loaded
     return model.eval()
 
 

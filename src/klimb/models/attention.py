@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from klimb.errors import ModelError
-from klimb.models.asked import answers_where_asked
+from klimb.models.family import answers_where_asked, take_over
 
 NAME = "klimb"
 """What models are loaded with as their attention implementation."""
@@ -74,7 +74,7 @@ class Packed:
             gqa = query.shape[1] != key.shape[1]
             out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
             parts.append(out.transpose(1, 2).flatten(0, 1))
-        out = torch.cat(parts)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if self.sharing is None else out.index_select(0, self.sharing.kept)).unsqueeze(0)
 
 
@@ -92,16 +92,19 @@ def through(body: nn.Module, tokens: Tensor, positions: Tensor, attention: Atten
     return hidden if whole else hidden.index_select(1, cast(Tensor, attention.asked))
 
 
-def check_attention(body: nn.Module) -> None:
-    """Refuse an architecture whose rows see each other when they are laid end to end, or that goes another way."""
+def admit(body: nn.Module) -> None:
+    """Make a body ready for rows laid end to end, in place, and try it: its own code with one row after the other says
+    what must come out. Refuses an architecture whose rows see each other, or that goes another way."""
+    take_over(body)
     config = cast(Any, body).config
     device = next(body.parameters()).device
     ids = torch.arange(1, 8, device=device) % config.get_text_config().vocab_size
     positions = torch.tensor([0, 1, 2, 3, 0, 1, 2], device=device)
+    packed = Packed.of([4, 3], asked=torch.arange(7, device=device).flip(0))
     with torch.no_grad():
         alone = [body(input_ids=part[None], use_cache=False)[0][0] for part in (ids[:4], ids[4:])]
         try:
-            together = through(body, ids[None], positions[None], Packed.of([4, 3]))[0]
+            together = through(body, ids[None], positions[None], packed)[0].flip(0)
         except (TypeError, ValueError, RuntimeError, AttributeError):
             together = None
     if together is None or not torch.allclose(torch.cat(alone), together, atol=1e-4, rtol=1e-4):

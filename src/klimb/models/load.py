@@ -22,8 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from transformers.utils.logging import disable_progress_bar
 
 from klimb.errors import MissingExtra, ModelError
-from klimb.models.asked import answer_where_asked
-from klimb.models.attention import NAME, check_attention
+from klimb.models.attention import NAME, admit
 
 VALUE_HEAD = "value_head.safetensors"
 
@@ -81,8 +80,7 @@ def load_causal_lm(folder: Path, trust_remote_code: bool, device: torch.device) 
         )
     cast(nn.Module, model).to(device).eval()
     check_head(model)
-    check_attention(body_of(model))
-    answer_where_asked(body_of(model))
+    admit(body_of(model))
     return model
 
 
@@ -190,8 +188,7 @@ def critic_from(model: PreTrainedModel) -> Critic:
 def load_critic(folder: Path, trust_remote_code: bool, device: torch.device) -> Critic:
     """A body from any folder; its value head too when klimb wrote one there."""
     body, _ = _load(AutoModel, folder, trust_remote_code, "a critic's body")
-    check_attention(body.eval())
-    answer_where_asked(body)
+    admit(body.eval())
     critic = Critic(body)
     if (folder / VALUE_HEAD).is_file():
         try:

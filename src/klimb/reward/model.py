@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from klimb.errors import ModelError
-from klimb.models.asked import answer_where_asked
-from klimb.models.attention import NAME, check_attention
+from klimb.models.attention import NAME, admit
 from klimb.models.forward import end_states
 from klimb.models.load import context_limit
 from klimb.models.sharded import release, run
@@ -242,11 +241,9 @@ def _read_end_to_end(model: Any) -> None:
         return
     try:
         model.set_attn_implementation(NAME)
-        check_attention(model.base_model)
+        admit(model.base_model)
     except (ModelError, ValueError, AttributeError):
         model.set_attn_implementation(own)
-    else:
-        answer_where_asked(model.base_model)
 
 
 def _load_tokenizer(settings: RewardModelSettings) -> Any:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from klimb.models.asked import FAMILY
 from klimb.models.attention import Attention
+from klimb.models.family import FAMILY, rotated
 from klimb.models.prepacked import PackedLinear
 
 
@@ -48,15 +48,14 @@ class Blocks:
         """tokens and positions int64 [n] -> last hidden states [n, H]."""
         x = self._embed(tokens)
         cos, sin = self._rotary(x[:, None], positions[:, None])
-        half = cos.shape[-1] // 2
-        cos, sin = cos[..., :half], sin[..., :half]  # the second half repeats the first
+        sin = sin[..., : sin.shape[-1] // 2]
         for number, b in enumerate(self._blocks):
             qkv = b.qkv(_normed(b.attention_norm, x)).unflatten(1, (self._heads + 2 * self._key_heads, -1))
             both, value = qkv.split([self._heads + self._key_heads, self._key_heads], dim=1)
             if b.query_norm is not None and b.key_norm is not None:
                 query, key = both.split([self._heads, self._key_heads], dim=1)
                 both = torch.cat([_normed(b.query_norm, query), _normed(b.key_norm, key)], dim=1)
-            query, key = _rotated(both, cos, sin).split([self._heads, self._key_heads], dim=1)
+            query, key = rotated(both, cos, sin).split([self._heads, self._key_heads], dim=1)
             seen = attention.attend(number, query[:, :, None], key[:, :, None], value[:, :, None], b.scaling)
             x = b.out.plus(seen.flatten(1), x)
             gate, up = b.gate_up(_normed(b.mlp_norm, x)).chunk(2, dim=1)
@@ -87,12 +86,3 @@ def _block(layer: Any, rows: int) -> _Block:
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     weight = cast(Tensor, norm.weight)
     return rms_norm(x, weight.shape, weight, cast(float, norm.variance_epsilon))
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [n, heads, d]; cos, sin [n, 1, d / 2]: the angle of entry i and of entry i + d / 2."""
-    first, second = x.chunk(2, dim=-1)
-    out = torch.empty_like(x)
-    torch.mul(first, cos, out=out[..., : x.shape[-1] // 2]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., x.shape[-1] // 2 :]).addcmul_(first, sin)
-    return out

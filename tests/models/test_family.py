@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from klimb.models.asked import answer_where_asked, answers_where_asked
 from klimb.models.attention import Packed, recompute_activations, through
+from klimb.models.family import answers_where_asked, take_over
 from klimb.models.forward import backward_scores, token_logprobs, token_scores
 from klimb.models.load import body_of
 from tests.models.test_forward import padded
@@ -110,5 +110,5 @@ def test_passes_before_and_in_the_update_read_the_same_bits(name: str) -> None:
 
 def test_a_body_of_another_kind_is_left_as_it_is() -> None:
     body = body_of(tiny_model("gpt2"))
-    answer_where_asked(body)
+    take_over(body)
     assert not any("forward" in vars(module) for module in body.modules())
