@@ -67,13 +67,15 @@ class Packed:
         """One row [1, heads, N, d] holds all of them."""
         if self.sharing is not None:
             query, key, value = (x.index_select(2, self.sharing.source) for x in (query, key, value))
+        parts, whole = list[Tensor](), [x.squeeze(0) for x in (query, key, value)]
         sizes = [rows * length for rows, length in self.runs]
-        parts = list[Tensor]()
-        for run, *qkv in zip(self.runs, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True):
+        # One run is the whole already: autograd's part of taking it apart and putting it together would be copies.
+        each = [whole] if len(sizes) == 1 else zip(*(x.split(sizes, dim=1) for x in whole), strict=True)
+        for run, qkv in zip(self.runs, each, strict=True):
             q, k, v = (x.unflatten(1, run).transpose(0, 1) for x in qkv)
             gqa = query.shape[1] != key.shape[1]
-            out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
-            parts.append(out.transpose(1, 2).flatten(0, 1))
+            part = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
+            parts.append(part.transpose(1, 2).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if self.sharing is None else out.index_select(0, self.sharing.kept)).unsqueeze(0)
 

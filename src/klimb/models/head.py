@@ -26,6 +26,8 @@ PACKED_NUMBERS = 2**25
 """Largest head that is copied: 128 MiB."""
 PACKED_BACKWARD_TOKENS = 4096
 """Likewise for the product of the backward, whose copy takes four times as long: it is made once per optimizer step."""
+TRANSPOSED = 512
+"""Rows of a matrix that are transposed at once: their way through the caches."""
 LEAST = 1e-30
 """Smallest probability whose logarithm is taken; float32 has 8 decades more."""
 
@@ -54,8 +56,9 @@ class PackedHead:
             return None
         weight = cast(Tensor, head.weight)
         rows = _rows(weight)
-        backward = PackedLinear.of_matrix(weight.t(), rows) if trains and tokens >= PACKED_BACKWARD_TOKENS else None
-        return cls(PackedLinear.of([head], rows), backward)
+        backward = trains and tokens >= PACKED_BACKWARD_TOKENS
+        packed = PackedLinear.of_matrix(_transposed(weight), rows) if backward else None
+        return cls(PackedLinear.of([head], rows), packed)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,14 @@ def entropies_of(logits: Tensor, p: Tensor) -> Tensor:
 def _normaliser(logits: Tensor, p: Tensor) -> Tensor:
     """log of the sum of exponentials [n]: the largest probability is exp(largest logit - normaliser)."""
     return logits.amax(dim=-1) - p.amax(dim=-1).log()
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    """[V, H] -> [H, V], a block at a time: torch's copy of the whole takes twice as long."""
+    out = weight.new_empty(weight.shape[::-1])
+    for at in range(0, len(weight), TRANSPOSED):
+        out[:, at : at + TRANSPOSED] = weight[at : at + TRANSPOSED].t()
+    return out
 
 
 def _rows(weight: Tensor) -> int:
