@@ -11,7 +11,8 @@ from klimb.build import slots
 from klimb.config.facts import POLICY_LOSSES
 from klimb.estimate import setup as estimated
 from klimb.estimate.setup import Lengths
-from klimb.models import head
+from klimb.estimate.shapes import FAMILY
+from klimb.models import family, head
 from klimb.rollout import cache, hf
 
 from .setups import config, setup
@@ -20,6 +21,7 @@ from .setups import config, setup
 def test_numbers_of_the_engine_are_the_engines() -> None:
     assert estimated.CHUNK_LOGITS == head.CHUNK_LOGITS
     assert estimated.PACKED_TOKENS == head.PACKED_TOKENS
+    assert set(FAMILY) == {body.config_class.model_type for body in family.FAMILY}
     assert estimated.PACKED_NUMBERS == head.PACKED_NUMBERS
     assert estimated.PACKED_BACKWARD_TOKENS == head.PACKED_BACKWARD_TOKENS
     assert estimated.GROWTH == cache.GROWTH

@@ -217,11 +217,11 @@ def forward_bytes(shape: Shape, tokens: float, wide: int) -> float:
 def block_bytes(shape: Shape, p: Pass, wide: int) -> float:
     """What one block's forward keeps for its backward (counted with saved-tensor hooks: tests/estimate/test_memory.py).
 
-    Of every token read: for each of two norms its input, its normalised input and, for the products behind, its output;
-    gate, its activation, up and their product; the attention's output. Of every token attended: queries, keys, values,
-    the result, its normaliser.
+    Of every token read: for each of two norms its normalised input, its output for the products behind and, where it is
+    not lean, its input; gate, its activation, up and their product; the attention's output. Of every token attended:
+    queries, keys, values, the result, its normaliser.
     """
-    norms = 2 * shape.hidden * (2 * FLOAT + wide) + 2 * FLOAT
+    norms = 2 * shape.hidden * ((1 if shape.lean else 2) * FLOAT + wide) + 2 * FLOAT
     feed_forward = (4 if shape.gated else 6) * shape.intermediate * wide
     read = norms + feed_forward + shape.queries * wide
     attended = (2 * shape.queries + 2 * shape.keys) * wide + shape.heads * FLOAT

@@ -14,7 +14,8 @@ from klimb.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """Sizes of a decoder. intermediate: width of the feed-forward; gated: it has three matrices and not two; tied: the
-    output embedding is the input's. Biases and norms are left out: under a thousandth."""
+    output embedding is the input's; lean: a norm keeps one number of every entry for its backward, not its input too
+    (klimb.models.family). Biases and norms are left out: under a thousandth."""
 
     layers: int
     hidden: int
@@ -25,6 +26,7 @@ class Shape:
     vocab: int
     tied: bool
     gated: bool = True
+    lean: bool = True
 
     @property
     def queries(self) -> int:
@@ -114,6 +116,9 @@ NAMES: dict[str, tuple[str, ...]] = {
 PLAIN = ("gpt2", "gpt_neox", "gptj", "opt", "phi", "gpt_bigcode")
 """Kinds of models whose feed-forward is two matrices."""
 
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""Kinds of models whose blocks are klimb's own (klimb.models.family)."""
+
 
 def assumed(name: str) -> tuple[Shape, str]:
     """The shape behind --assume-model, a name or the path of a config.json or of its folder, and what it is called."""
@@ -175,6 +180,7 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         head_dim=head_dim if isinstance(head_dim, int) else sizes["hidden"] // sizes["heads"],
         tied=bool(config.get("tie_word_embeddings", kind == "gpt2")),
         gated=kind not in PLAIN,
+        lean=kind in FAMILY or kind in PLAIN,
     )
 
 
