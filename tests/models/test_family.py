@@ -1,4 +1,4 @@
-"""The last block answers where it is asked, and nothing that is read differs."""
+"""The blocks compute what the model's own do, the last one where it is asked, and nothing that is read differs."""
 
 import copy
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from klimb.models.attention import Packed, recompute_activations, through
-from klimb.models.family import answers_where_asked, take_over
+from klimb.models.family import answers_where_asked, normed, rotated, take_over
 from klimb.models.forward import backward_scores, token_logprobs, token_scores
 from klimb.models.load import body_of
 from tests.models.test_forward import padded
@@ -37,6 +37,85 @@ def hidden(model: PreTrainedModel, asked: Tensor | None) -> Tensor:
     ids = torch.randint(5, VOCAB, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(n) for n in LENGTHS])
     return through(body_of(model), ids[None], positions[None], Packed.of(LENGTHS, asked=asked))[0]
+
+
+def scores(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hidden states of two thirds of the places, and what a pull on them does to every weight."""
+    states = hidden(model, ASKED) if answers_where_asked(body_of(model)) else hidden(model, None)[ASKED]
+    (states * torch.randn(len(ASKED), 32, generator=torch.Generator().manual_seed(1))).sum().backward()
+    return states, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def to_own_modules(model: PreTrainedModel) -> PreTrainedModel:
+    """As transformers built it, where klimb's blocks had taken over."""
+    for layer in model.model.layers:
+        del layer.__dict__["forward"]
+    del body_of(model).__dict__["klimb_answers_where_asked"]
+    return model
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", sorted(FAMILY))
+def test_blocks_compute_what_the_modules_of_the_model_do(name: str, biased: bool) -> None:
+    found = list[tuple[Tensor, dict[str, Tensor]]]()
+    for model in (made(name), to_own_modules(made(name))):
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in (p for p in model.parameters() if p.dim() == 1 and biased):
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+        found.append(scores(model))
+    (got, gradients), (want, wanted) = found
+    assert torch.allclose(got, want, atol=1e-5)
+    assert gradients.keys() == wanted.keys()
+    for key, gradient in gradients.items():
+        assert torch.allclose(gradient, wanted[key], atol=1e-5 * float(wanted[key].abs().max())), key
+
+
+def test_rotation_by_hand() -> None:
+    """Entries 0 and 2 by 90 degrees, entries 1 and 3 by 180."""
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    cos, sin = torch.tensor([0.0, -1.0, 0.0, -1.0]), torch.tensor([1.0, 0.0])
+    assert rotated(x, cos, sin).tolist() == [-3.0, -2.0, 1.0, -4.0]
+    assert rotated(rotated(x, cos, sin), cos, -sin).tolist() == x.tolist()
+
+
+def test_norm_and_its_gradients_by_hand() -> None:
+    """x = (3, 4) has a mean square of 12.5; for the gradient g of y = w n, n = x / r, r = sqrt(12.5): by w it is g n,
+    by x (w g - n mean(n w g)) / r."""
+    norm = body_of(made("llama")).norm
+    norm.weight, norm.variance_epsilon = torch.nn.Parameter(torch.tensor([2.0, 1.0])), 0.0
+    x = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    y = normed(norm, x)
+    y.backward(torch.tensor([[1.0, -1.0]]))
+    r = 12.5**0.5
+    along = (3 / r * 2 * 1 + 4 / r * 1 * -1) / 2
+    assert y.tolist() == [pytest.approx([6 / r, 4 / r])]
+    assert norm.weight.grad.tolist() == pytest.approx([3 / r, -4 / r])
+    assert x.grad is not None
+    assert x.grad.tolist() == [pytest.approx([(2 - 3 / r * along) / r, (-1 - 4 / r * along) / r])]
+
+
+def test_a_frozen_norm_has_no_gradient_and_hands_the_same_one_on() -> None:
+    norm = body_of(made("llama")).norm
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    pulls = list[Tensor]()
+    for trained in (True, False):
+        norm.weight.requires_grad_(trained)
+        leaf = x.clone().requires_grad_()
+        normed(norm, leaf).square().sum().backward()
+        assert leaf.grad is not None
+        pulls.append(leaf.grad)
+    assert torch.equal(*pulls)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY))
+def test_in_bfloat16_autocast_blocks_compute_what_the_modules_do(name: str) -> None:
+    states = list[Tensor]()
+    for model in (made(name), to_own_modules(made(name))):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            states.append(hidden(model, None))
+    assert states[0].dtype == states[1].dtype
+    assert float((states[0] - states[1]).abs().mean()) < 0.01 * float(states[1].abs().mean())
 
 
 @pytest.mark.parametrize("name", MODELS)
