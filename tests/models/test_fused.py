@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from klimb.models.forward import backward_scores, can_fuse, token_scores
@@ -72,6 +73,38 @@ def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
     run(slice(1, 3))
     for key, value in gradients(model).items():
         assert torch.allclose(value, whole[key], atol=1e-4 * float(whole[key].abs().max()))
+
+
+class Called(TorchDispatchMode):
+    """Names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_embedding_has_its_rows_added_and_no_table_of_zeros(tied: bool) -> None:
+    """Tokens occur several times, within a row and in two micro-batches."""
+    model, (tokens, attention, mask) = tiny_model(tie_word_embeddings=tied), padded()
+    tokens[:, 2:4] = 7
+    for sign in (1.0, -0.5):
+        (sign * token_scores(model, tokens, attention, mask, 1.0).logprobs).sum().backward()
+    want = gradients(model)
+    with Called() as called:
+        for sign in (1.0, -0.5):
+            backward_scores(model, tokens, attention, mask, 1.0, lambda lp, h, at, sign=sign: (sign * lp).sum())
+    assert ("embedding_dense_backward" in called.names) != tied
+    assert not model.get_input_embeddings().sparse
+    found = gradients(model)
+    assert found.keys() == want.keys()
+    for key, value in want.items():
+        assert found[key].layout == torch.strided
+        assert torch.allclose(found[key], value, atol=1e-5 * float(value.abs().max())), key
 
 
 def test_a_loss_that_reads_neither_gives_no_gradient() -> None:

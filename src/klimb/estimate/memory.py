@@ -180,7 +180,7 @@ def _update(s: Setup) -> dict[str, float]:
 
 def _step(s: Setup, shape: Shape, with_head: bool) -> dict[str, float]:
     """Where a backward begins, all that the forward kept is there, and the gradients of the micro-batches before; where
-    the last one ends, all gradients and, beside them, the embedding's newest."""
+    the last one ends, all gradients and, beside them, the embedding's newest where it is a table of its own."""
     p, several = s.passes(longest=True), s.micros() > 1
     frozen = with_head and s.adapter is not None
     all_weights = s.adapter or 0 if frozen else shape.weights if with_head else shape.body
@@ -191,7 +191,12 @@ def _step(s: Setup, shape: Shape, with_head: bool) -> dict[str, float]:
         "head": head_step(shape, p.scored, s) if with_head else FLOAT * shape.hidden * p.scored,
         "gathered": _gathered(s, shape),
     }
-    end = {"gradients": gradients, "activations": embedding, "gathered": _gathered(s, shape)}
+    adds_rows = with_head and s.fused and shape.tied and s.kind == "cpu" and s.ranks == 1
+    end = {
+        "gradients": gradients,
+        "activations": 0.0 if adds_rows else embedding,
+        "gathered": _gathered(s, shape),
+    }
     moments = FLOAT * 2 * all_weights / s.ranks if s.offloads and s.kind == "cuda" else 0.0
     stepping = {"gradients": gradients, "optimizer": moments}
     return max((beginning, end, stepping), key=lambda parts: sum(parts.values()))

@@ -9,11 +9,11 @@ head, in chunks, so memory never grows with tokens x vocabulary: a chunk's logit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -118,7 +118,7 @@ def backward_scores(
     `token_scores`. packed: `packed_head` for several micro-batches. Returned scores carry no gradient.
     """
     head = head_of(model)
-    with autocast(tokens.device, dtype):
+    with autocast(tokens.device, dtype), _adding_rows(model):
         before = _hidden(model, tokens, attention, mask)
     weight = cast(nn.Parameter, head.weight)  # read behind the body's pass, which gathers it where it is sharded
     targets, leaf = tokens[mask].unsqueeze(-1), before.detach()
@@ -134,6 +134,23 @@ def backward_scores(
             )
     before.backward(by_hidden)
     return TokenScores(logprobs=_spread(logprobs, mask), entropy=_spread(entropy, mask))
+
+
+@contextmanager
+def _adding_rows(model: PreTrainedModel) -> Generator[None]:
+    """Inside, where the head is the embedding too, what a forward looks up there has a gradient of those rows alone,
+    which autograd adds to the one that is there; otherwise it makes a table of zeros first, as large as the embedding,
+    for every micro-batch. On a CPU: on a GPU rows are added in no fixed order."""
+    embedding, weight = cast(Any, model.get_input_embeddings()), cast(Tensor, head_of(model).weight)
+    tied = type(embedding) is nn.Embedding and embedding.weight is weight and type(weight) is nn.Parameter
+    if not tied or weight.device.type != "cpu":
+        yield
+        return
+    embedding.sparse = True
+    try:
+        yield
+    finally:
+        embedding.sparse = False
 
 
 def token_values(
