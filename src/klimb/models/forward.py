@@ -124,10 +124,10 @@ def backward_scores(
     targets, leaf = tokens[mask].unsqueeze(-1), before.detach()
     by_hidden = torch.zeros_like(leaf)
     logprobs, entropy = leaf.new_zeros(2, len(leaf), dtype=torch.float32)
-    if weight.requires_grad and weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
     with torch.no_grad(), autocast(tokens.device, dtype):
         through_head = HeadPass.of(head, leaf, temperature, reuse=True, shared=packed)
+        if weight.requires_grad and weight.grad is None and not through_head.pieces:
+            weight.grad = torch.zeros_like(weight)
         for at in through_head.pieces:
             by_hidden[at], logprobs[at], entropy[at] = backward_chunk(
                 through_head, leaf[at], targets[at], partial(loss_of, at=at)

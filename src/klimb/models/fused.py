@@ -39,7 +39,7 @@ class _Entropy:
 def backward_chunk(through_head: HeadPass, hidden: Tensor, y: Tensor, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens y [n, 1], hidden states [n, H] -> the loss's gradient by these [n, H], log-probs [n], entropies [n].
 
-    Adds the gradient by the head's weight [V, H] to its .grad where it has one. In less than float32 the difference
+    Adds the gradient by the head's weight [V, H] to its .grad where it is trained. In less than float32 the difference
     that gives the entropy is too coarse."""
     logits, p, logprobs = through_head.read(hidden, y)
     entropy = _Entropy(logits, p)
@@ -54,9 +54,7 @@ def backward_chunk(through_head: HeadPass, hidden: Tensor, y: Tensor, loss_of: L
         by_logits, scale = p.mul_(factor).scatter_add_(-1, y, by_logprob), torch.ones_like(by_logprob)
     scale, by_logits = scale / through_head.temperature, by_logits.to(hidden.dtype)
     product = through_head.by_hidden(by_logits)
-    if through_head.weight.grad is not None:
-        to = through_head.weight.dtype
-        through_head.weight.grad.addmm_(by_logits.T.to(to), (scale * hidden).to(to))
+    through_head.add_gradient(by_logits, scale * hidden)
     if entropy.value is None:
         return scale * product, logprobs, -logprobs - (product * hidden).sum(-1) / through_head.temperature
     return scale * product, logprobs, entropy.value.detach()

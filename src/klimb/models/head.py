@@ -119,6 +119,18 @@ class HeadPass:
             return self.packed.backward(by_logits)
         return by_logits @ self.weight
 
+    def add_gradient(self, by_logits: Tensor, hidden: Tensor) -> None:
+        """That by the weight [V, H] of a chunk [n, V] of one by the logits, of tokens with hidden states [n, H], to its
+        .grad; the first one is written, not added to zeros. In the weight's dtype, autocast or not."""
+        weight = self.weight
+        if not weight.requires_grad:
+            return
+        by_logits, hidden = by_logits.T.to(weight.dtype), hidden.to(weight.dtype)
+        if weight.grad is None:
+            weight.grad = torch.mm(by_logits, hidden, out=torch.empty_like(weight))
+        else:
+            weight.grad.addmm_(by_logits, hidden)
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """[n, V], of logits [n, V]."""
         return torch.softmax(logits, dim=-1, out=None if self.room is None else self.room[0, : len(logits)])
