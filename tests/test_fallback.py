@@ -193,7 +193,7 @@ def run_short(tmp_path: Path, name: str, room: int, **changes: Any) -> tuple[int
     return done.returncode, done.stdout + done.stderr, tmp_path / name / "run"
 
 
-ROOM = 135 * 2**20
+ROOM = 125 * 2**20
 
 
 @pytest.mark.slow
