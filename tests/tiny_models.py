@@ -69,6 +69,14 @@ def peaked(model: PreTrainedModel, scale: float) -> PreTrainedModel:
     return model.eval()
 
 
+def to_own_modules(model: PreTrainedModel) -> PreTrainedModel:
+    """As transformers built it, where klimb's blocks had taken over."""
+    for layer in model.model.layers:
+        del layer.__dict__["forward"]
+    del body_of(model).__dict__["klimb_answers_where_asked"]
+    return model
+
+
 def byte_tokenizer(with_pad: bool = True) -> PreTrainedTokenizerFast:
     """One token per byte: any text can be spelled, and most random id sequences are not valid UTF-8."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

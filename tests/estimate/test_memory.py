@@ -23,7 +23,7 @@ from klimb.estimate.shapes import ASSUMED, Shape
 from klimb.models.attention import Packed, Sharing, recompute_activations, through
 from klimb.models.head import CHUNK_LOGITS
 from klimb.models.load import body_of
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, to_own_modules
 
 from .setups import SMALL, TEXTS, setup
 
@@ -49,8 +49,7 @@ def kept_by_autograd(
         num_key_value_heads=key_heads,
     )
     if not lean:
-        for layer in model.model.layers:
-            del layer.__dict__["forward"]
+        to_own_modules(model)
     if recompute:
         recompute_activations(body_of(model))
     rows, width = 8, 64

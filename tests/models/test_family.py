@@ -13,7 +13,7 @@ from klimb.models.family import answers_where_asked, normed, rotated, take_over
 from klimb.models.forward import backward_scores, token_logprobs, token_scores
 from klimb.models.load import body_of
 from tests.models.test_forward import padded
-from tests.tiny_models import ARCHITECTURES, VOCAB, peaked, tiny_model
+from tests.tiny_models import ARCHITECTURES, VOCAB, peaked, tiny_model, to_own_modules
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -40,18 +40,10 @@ def hidden(model: PreTrainedModel, asked: Tensor | None) -> Tensor:
 
 
 def scores(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
-    """Hidden states of two thirds of the places, and what a pull on them does to every weight."""
+    """Hidden states of the places asked for, and what a pull on them does to every weight."""
     states = hidden(model, ASKED) if answers_where_asked(body_of(model)) else hidden(model, None)[ASKED]
     (states * torch.randn(len(ASKED), 32, generator=torch.Generator().manual_seed(1))).sum().backward()
     return states, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-
-def to_own_modules(model: PreTrainedModel) -> PreTrainedModel:
-    """As transformers built it, where klimb's blocks had taken over."""
-    for layer in model.model.layers:
-        del layer.__dict__["forward"]
-    del body_of(model).__dict__["klimb_answers_where_asked"]
-    return model
 
 
 @pytest.mark.parametrize("biased", [False, True])
