@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from klimb.errors import ConfigError
-from klimb.estimate.shapes import ASSUMED, assumed, read
+from klimb.estimate.shapes import ASSUMED, assumed, read, shape_of
 from klimb.models.load import body_of
 from tests.tiny_models import ARCHITECTURES, tiny_model
 
@@ -65,3 +65,9 @@ def test_sizes_of_a_text_model_inside_another_are_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 99, "text_config": sizes}))
     found = read(tmp_path)
     assert (found.hidden, found.intermediate, found.key_heads, found.head_dim) == (8, 32, 2, 4)
+
+
+@pytest.mark.parametrize(("kind", "lean"), [("llama", True), ("qwen3", True), ("gpt2", True), ("gemma", False)])
+def test_norms_of_other_gated_models_keep_their_input_too(kind: str, lean: bool) -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10, "model_type": kind}
+    assert shape_of(config).lean == lean
