@@ -29,9 +29,12 @@ class PackedLinear:
     bias: Tensor | None
 
     @classmethod
-    def of(cls, layers: Sequence[nn.Module], rows: int) -> PackedLinear:
-        """rows: of the batches it is made for; others give the same numbers."""
+    def of(cls, layers: Sequence[nn.Module], rows: int, inputs_times: Tensor | None = None) -> PackedLinear:
+        """rows: of the batches it is made for; others give the same numbers. inputs_times [in]: what a norm before the
+        layers multiplies their input by, taken into the weights."""
         weights = [merged_weight(layer) for layer in layers]
+        if inputs_times is not None:
+            weights = [weight * inputs_times for weight in weights]
         biases = [cast(Tensor | None, layer.bias) for layer in layers]
         bias = None
         if any(b is not None for b in biases):
@@ -46,13 +49,25 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        multiply = cast(Callable[..., Tensor], _operators()._linear_pointwise)
-        return multiply(x, self.weight, self.bias, "none", [], "")
+        return self._then(x, "none")
+
+    def silu(self, x: Tensor) -> Tensor:
+        """silu of the product, in one go; likewise the two below, with other [..., out]."""
+        return self._then(x, "swish")
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """The product and other [..., out], added up in one go."""
+        return self._with(x, other, "add")
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        return self._with(x, other, "mul")
+
+    def _then(self, x: Tensor, function: str) -> Tensor:
+        multiply = cast(Callable[..., Tensor], _operators()._linear_pointwise)
+        return multiply(x, self.weight, self.bias, function, [], "")
+
+    def _with(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         multiply = cast(Callable[..., Tensor], _operators()._linear_pointwise.binary)
-        return multiply(x, other, self.weight, self.bias, "add")
+        return multiply(x, other, self.weight, self.bias, operation)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from klimb.models.attention import Attention
 from klimb.models.family import FAMILY, rotated
@@ -23,13 +23,12 @@ from klimb.models.prepacked import PackedLinear
 class _Block:
     """query_norm, key_norm: of Qwen3."""
 
-    attention_norm: nn.Module
     qkv: PackedLinear
     query_norm: nn.Module | None
     key_norm: nn.Module | None
     out: PackedLinear
-    mlp_norm: nn.Module
-    gate_up: PackedLinear
+    gate: PackedLinear
+    up: PackedLinear
     down: PackedLinear
     scaling: float
 
@@ -42,6 +41,7 @@ class Blocks:
         config = model.config
         self._embed, self._rotary, self._norm = model.embed_tokens, model.rotary_emb, model.norm
         self._heads, self._key_heads = config.num_attention_heads, config.num_key_value_heads
+        self._eps = self._norm.weight.new_tensor(config.rms_norm_eps)
         self._blocks = [_block(layer, rows) for layer in model.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -50,7 +50,7 @@ class Blocks:
         cos, sin = self._rotary(x[:, None], positions[:, None])
         sin = sin[..., : sin.shape[-1] // 2]
         for number, b in enumerate(self._blocks):
-            qkv = b.qkv(_normed(b.attention_norm, x)).unflatten(1, (self._heads + 2 * self._key_heads, -1))
+            qkv = b.qkv(_unit(x, self._eps)).unflatten(1, (self._heads + 2 * self._key_heads, -1))
             both, value = qkv.split([self._heads + self._key_heads, self._key_heads], dim=1)
             if b.query_norm is not None and b.key_norm is not None:
                 query, key = both.split([self._heads, self._key_heads], dim=1)
@@ -58,8 +58,8 @@ class Blocks:
             query, key = rotated(both, cos, sin).split([self._heads, self._key_heads], dim=1)
             seen = attention.attend(number, query[:, :, None], key[:, :, None], value[:, :, None], b.scaling)
             x = b.out.plus(seen.flatten(1), x)
-            gate, up = b.gate_up(_normed(b.mlp_norm, x)).chunk(2, dim=1)
-            x = b.down.plus(silu(gate).mul_(up), x)
+            seen = _unit(x, self._eps)
+            x = b.down.plus(b.up.times(seen, b.gate.silu(seen)), x)
         return _normed(self._norm, x)
 
 
@@ -71,13 +71,12 @@ def fits(body: nn.Module) -> bool:
 def _block(layer: Any, rows: int) -> _Block:
     a, m = layer.self_attn, layer.mlp
     return _Block(
-        attention_norm=layer.input_layernorm,
-        qkv=PackedLinear.of([a.q_proj, a.k_proj, a.v_proj], rows),
+        qkv=PackedLinear.of([a.q_proj, a.k_proj, a.v_proj], rows, layer.input_layernorm.weight),
         query_norm=getattr(a, "q_norm", None),
         key_norm=getattr(a, "k_norm", None),
         out=PackedLinear.of([a.o_proj], rows),
-        mlp_norm=layer.post_attention_layernorm,
-        gate_up=PackedLinear.of([m.gate_proj, m.up_proj], rows),
+        gate=PackedLinear.of([m.gate_proj], rows, layer.post_attention_layernorm.weight),
+        up=PackedLinear.of([m.up_proj], rows, layer.post_attention_layernorm.weight),
         down=PackedLinear.of([m.down_proj], rows),
         scaling=float(a.scaling),
     )
@@ -86,3 +85,9 @@ def _block(layer: Any, rows: int) -> _Block:
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     weight = cast(Tensor, norm.weight)
     return rms_norm(x, weight.shape, weight, cast(float, norm.variance_epsilon))
+
+
+def _unit(x: Tensor, eps: Tensor) -> Tensor:
+    """x / rms(x) of rows [n, H], in half the operations of torch's own."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.addcmul(eps, length, length, value=1 / x.shape[-1]).rsqrt_()
