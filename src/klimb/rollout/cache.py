@@ -31,22 +31,16 @@ class _Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Step:
-    """Where the rows stand while one token is decoded for each. row, position (in its response), prompt and seat (among
-    its prompt's rows), all int64 [n]; even: the rows are all at the last place; dense: they lie prompt after prompt, as
-    many of each; seats: of the prompt with most rows; width: places of responses that are written to. unseen bool
-    [n, 1, 1, longest + length] over all places there are, None when rows see all but those from width on."""
+class _Seats:
+    """Where the rows sit. row, prompt and seat (among its prompt's rows), all int64 [n]; dense: they lie prompt after
+    prompt, as many of each; seats: of the prompt with most rows."""
 
     row: Tensor
-    position: Tensor
     prompt: Tensor
     seat: Tensor
-    even: bool
     dense: bool
     prompts: int
     seats: int
-    width: int
-    unseen: Tensor | None
 
     @property
     def alone(self) -> bool:
@@ -70,6 +64,18 @@ class _Step:
         return table.flatten(0, 1) if self.dense else table[self.prompt, self.seat]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One token more for each row. position (in its response): int64 [n], None when the rows are all at the last place;
+    width: places of responses that are written to. unseen bool [n, 1, 1, longest + length] over all places there are,
+    None when rows see all but those from width on."""
+
+    seats: _Seats
+    position: Tensor | None
+    width: int
+    unseen: Tensor | None
+
+
 class RowCache:
     """rows: most rows at once; longest: of the prompts; length: places for responses at the start, grown when needed.
 
@@ -82,6 +88,7 @@ class RowCache:
     def __init__(self, rows: int, longest: int, length: int, device: torch.device) -> None:
         self._rows, self._longest, self._length, self._device = rows, longest, length, device
         self._layers: list[_Layer] = []
+        self._seats: _Seats | None = None  # until rows come or go
         self._step: _Step | None = None
         self.prompt_lengths, self.prompt_of, self.written = list[int](), list[int](), list[int]()
 
@@ -94,6 +101,7 @@ class RowCache:
     def add_rows(self, prompts: Sequence[int]) -> None:
         self.prompt_of.extend(prompts)
         self.written.extend([0] * len(prompts))
+        self._seats = None
 
     def positions(self) -> Tensor:
         """Where each row's next token stands in its sequence, int64 [n]."""
@@ -102,33 +110,19 @@ class RowCache:
 
     def begin_step(self) -> None:
         """Make place for one token more in every row."""
-        prompt, written = self.ints(self.prompt_of), self.ints(self.written)
         width = max(self.written) + 1
         if width > self._length:
             self._grow(self._length + GROWTH)
-        taken, seat = Counter[int](), list[int]()
-        for p in self.prompt_of:
-            seat.append(taken[p])
-            taken[p] += 1
-        even, seats = min(self.written) + 1 == width, max(taken.values())
+        if self._seats is None:
+            self._seats = self._take_seats()
+        position = None if min(self.written) + 1 == width else self.ints(self.written)
         unseen = None
-        if not even or min(self.prompt_lengths) < self._longest:
+        if position is not None or min(self.prompt_lengths) < self._longest:
             places = torch.arange(max(self._longest, self._length), device=self._device)
-            lengths = self.ints(self.prompt_lengths)[prompt]
+            lengths, written = self.ints(self.prompt_lengths)[self._seats.prompt], self.ints(self.written)
             parts = [places[: self._longest] >= lengths[:, None], places[: self._length] > written[:, None]]
             unseen = torch.cat(parts, dim=1)[:, None, None]
-        self._step = _Step(
-            row=torch.arange(len(written), device=self._device),
-            position=written,
-            prompt=prompt,
-            seat=self.ints(seat),
-            even=even,
-            dense=self.prompt_of == [i // seats for i in range(len(self.prompt_lengths) * seats)],
-            prompts=len(self.prompt_lengths),
-            seats=seats,
-            width=width,
-            unseen=unseen,
-        )
+        self._step = _Step(seats=self._seats, position=position, width=width, unseen=unseen)
         self.written = [w + 1 for w in self.written]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -139,17 +133,17 @@ class RowCache:
         """
         s, kv = self._step, self._layers[layer]
         assert s is not None, "begin_step comes first"
-        n = len(query)
-        if s.even:
+        n, seats = len(query), s.seats
+        if s.position is None:
             kv.keys[:n, :, s.width - 1] = key[:, :, 0]
             kv.values[:n, :, s.width - 1] = value[:, :, 0]
         else:
-            kv.keys[s.row, :, s.position] = key[:, :, 0]
-            kv.values[s.row, :, s.position] = value[:, :, 0]
+            kv.keys[seats.row, :, s.position] = key[:, :, 0]
+            kv.values[seats.row, :, s.position] = value[:, :, 0]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        q = (query[:, :, 0] * scale).unflatten(1, (key.shape[1], -1))
-        of_prompt = s.unseated(s.seated(q) @ kv.prompt_keys[: s.prompts].transpose(2, 3))
-        own = q @ kv.keys[:n].transpose(2, 3)
+        q = query[:, :, 0].unflatten(1, (key.shape[1], -1))
+        of_prompt = seats.unseated(_scores(seats.seated(q), kv.prompt_keys[: seats.prompts], scale))
+        own = _scores(q, kv.keys[:n], scale)
         if s.unseen is None and s.width < self._length:
             own[..., s.width :] = float("-inf")
         scores = torch.cat([of_prompt, own], dim=-1)
@@ -157,9 +151,9 @@ class RowCache:
             scores = scores.masked_fill_(s.unseen, float("-inf"))
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
         of_prompt, own = weights.split([self._longest, self._length], dim=-1)
-        out = own @ kv.values[:n]
-        out += s.unseated(s.seated(of_prompt) @ kv.prompt_values[: s.prompts])
-        return out.flatten(1, 2).unsqueeze(1)
+        out = seats.unseated(seats.seated(of_prompt) @ kv.prompt_values[: seats.prompts]).flatten(0, 1)
+        out.baddbmm_(own.flatten(0, 1), kv.values[:n].flatten(0, 1))
+        return out.view(n, 1, -1, query.shape[-1])
 
     def put(self, layer: int, first: int, lengths: Sequence[int], key: Tensor, value: Tensor) -> None:
         """Keep keys and values [1, key heads, N, d] of prompts that lie end to end, from place `first` on."""
@@ -182,6 +176,7 @@ class RowCache:
             self.prompt_of[row], self.written[row] = self.prompt_of[last], self.written[last]
         self.prompt_of.pop()
         self.written.pop()
+        self._seats = None
         if prompt not in self.prompt_of:
             self._drop_prompt(prompt)
 
@@ -195,6 +190,21 @@ class RowCache:
             self.prompt_lengths[prompt] = self.prompt_lengths[last]
             self.prompt_of = [prompt if p == last else p for p in self.prompt_of]
         self.prompt_lengths.pop()
+
+    def _take_seats(self) -> _Seats:
+        taken, seat = Counter[int](), list[int]()
+        for p in self.prompt_of:
+            seat.append(taken[p])
+            taken[p] += 1
+        seats = max(taken.values())
+        return _Seats(
+            row=torch.arange(len(seat), device=self._device),
+            prompt=self.ints(self.prompt_of),
+            seat=self.ints(seat),
+            dense=self.prompt_of == [i // seats for i in range(len(self.prompt_lengths) * seats)],
+            prompts=len(self.prompt_lengths),
+            seats=seats,
+        )
 
     def _new_layer(self, key: Tensor, value: Tensor) -> _Layer:
         def places(like: Tensor, count: int) -> Tensor:
@@ -228,3 +238,9 @@ class Reading:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         self._cache.put(layer, self._first, self._lengths, key, value)
         return self._packed.attend(layer, query, key, value, scaling)
+
+
+def _scores(query: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """query [b, key heads, r, d] and keys [b, key heads, c, d] -> scale query keys^T, [b, key heads, r, c]."""
+    q, k = query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)
+    return torch.baddbmm(q.new_empty(1, 1, 1), q, k, beta=0, alpha=scale).unflatten(0, query.shape[:2])
