@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from klimb.models.lora import merged_weight
 
@@ -95,14 +95,15 @@ def is_available() -> bool:
     """Whether this torch has the operators and they compute what a linear layer computes."""
     with torch.random.fork_rng(devices=[]):  # a layer's first weights are drawn: nobody's generator moves for this
         layer = nn.Linear(16, 32)
-    x, other = torch.linspace(-1, 1, 48).view(3, 16), torch.ones(3, 32)
+    x, other = torch.linspace(-1, 1, 48).view(3, 16), torch.full((3, 32), 2.0)
     try:
         packed = PackedLinear.of([layer], 3)
-        got = packed(x), packed.plus(x, other)
+        got = packed(x), packed.silu(x), packed.plus(x, other), packed.times(x, other)
     except (AttributeError, RuntimeError):
         return False
-    want = linear(x, layer.weight, layer.bias)
-    return torch.allclose(got[0], want, atol=1e-5) and torch.allclose(got[1], want + other, atol=1e-5)
+    y = linear(x, layer.weight, layer.bias)
+    want = y, silu(y), y + other, y * other
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
 
 
 def _operators() -> Any:

@@ -31,7 +31,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
     # Two levels, blocks first: a full float64 cumulative sum over a large vocabulary costs several times more.
     spare = -probs.shape[1] % BLOCK
     blocks = (pad(probs, (0, spare)) if spare else probs).view(len(probs), -1, BLOCK)
-    block_ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    block_ends = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     token = logits.argmax(dim=-1, keepdim=True) if temperature == 0 else _inverse_cdf(blocks, block_ends, uniform)
     chosen = probs.gather(-1, token.clamp_(max=probs.shape[1] - 1))
     if bool((chosen <= 0).any()):
@@ -49,7 +49,7 @@ def _inverse_cdf(blocks: Tensor, block_ends: Tensor, uniform: Tensor) -> Tensor:
     goal = (uniform.to(blocks.device) * block_ends[:, -1]).unsqueeze(-1)
     block = torch.searchsorted(block_ends, goal, right=True).clamp(max=blocks.shape[1] - 1)
     rest = goal - torch.where(block > 0, block_ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
+    inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, BLOCK)).squeeze(1).cumsum(dim=-1, dtype=torch.float64)
     return block * BLOCK + torch.searchsorted(inside, rest, right=True).clamp(max=BLOCK - 1)
 
 

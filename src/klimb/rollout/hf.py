@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,9 +36,10 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 @dataclass
 class _Row:
-    """A response being written."""
+    """A response being written. uniforms: one number for each of its tokens."""
 
     request: Request
+    uniforms: np.ndarray
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
 
@@ -71,7 +73,7 @@ class HFSampler:
         if not requests:
             return []
         decoder = _Decoder(self._model, self._tokenizer, sampling, min(self._slots, len(requests)), requests)
-        waiting, done = deque(requests), dict[int, tuple[_Row, FinishReason]]()
+        waiting, done = deque(requests), dict[int, Sample]()
         with autocast(self._model.device, self._dtype), _stepping(self._model, self._dtype, decoder):
             while waiting or decoder.rows:
                 free = decoder.slots - len(decoder.rows)
@@ -80,10 +82,10 @@ class HFSampler:
                 else:
                     finished = decoder.step()
                 for row, reason in finished:
-                    done[row.request.index] = (row, reason)
+                    done[row.request.index] = self._sample(row, reason, sampling)
                 if progress is not None and finished:
                     progress(len(done), len(requests))
-        return [self._sample(*done[request.index], sampling) for request in requests]
+        return [done[request.index] for request in requests]
 
     def close(self) -> None:
         """Nothing is held but the model, which is the caller's."""
@@ -126,7 +128,6 @@ class _Decoder:
                 "long prompts out"
             )
         self._cache = RowCache(slots, longest, min(GROWTH, sampling.max_tokens), device)
-        self._uniforms = torch.zeros(slots, sampling.max_tokens, dtype=torch.float64)
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
         self._device = device
         self.logits_of: Callable[[Tensor, Tensor, RowCache], Tensor] = self.through_modules
@@ -163,15 +164,13 @@ class _Decoder:
         source = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
         self._cache.add_rows([first + i for i, group in enumerate(groups) for _ in group])
         for request in (request for group in groups for request in group):
-            self._uniforms[len(self.rows)] = uniforms(request.seed, self._sampling.max_tokens)
-            self.rows.append(_Row(request))
+            self.rows.append(_Row(request, uniforms(request.seed, self._sampling.max_tokens).numpy()))
         return self._head(hidden)[source]
 
     def _append(self, logits: Tensor, start: int) -> list[tuple[_Row, FinishReason]]:
         """Draw a token for rows from `start` on, then let finished rows leave."""
         rows, s = self.rows[start:], self._sampling
-        counts = torch.tensor([len(row.tokens) for row in rows])
-        uniform = self._uniforms[start : len(self.rows)].gather(1, counts.unsqueeze(1)).squeeze(1)
+        uniform = torch.tensor([row.uniforms.item(len(row.tokens)) for row in rows], dtype=torch.float64)
         tokens, logprobs = draw(logits, uniform, s.temperature, s.top_p, s.top_k)
         self._last[start : len(self.rows)] = tokens
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -201,7 +200,6 @@ class _Decoder:
         last = len(self.rows) - 1
         if i != last:
             self._last[i] = self._last[last]
-            self._uniforms[i] = self._uniforms[last]
             self.rows[i] = self.rows[last]
         self.rows.pop()
 
