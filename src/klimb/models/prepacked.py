@@ -29,18 +29,22 @@ class PackedLinear:
     bias: Tensor | None
 
     @classmethod
-    def of(cls, layers: Sequence[nn.Module], rows: int, inputs_times: Tensor | None = None) -> PackedLinear:
+    def of(
+        cls, layers: Sequence[nn.Module], rows: int, inputs_times: Tensor | None = None, order: Tensor | None = None
+    ) -> PackedLinear:
         """rows: of the batches it is made for; others give the same numbers. inputs_times [in]: what a norm before the
-        layers multiplies their input by, taken into the weights."""
+        layers multiplies their input by, taken into the weights. order int64 [out]: of the outputs, if not theirs."""
         weights = [merged_weight(layer) for layer in layers]
-        if inputs_times is not None:
-            weights = [weight * inputs_times for weight in weights]
         biases = [cast(Tensor | None, layer.bias) for layer in layers]
-        bias = None
+        weight, bias = weights[0] if len(weights) == 1 else torch.cat(weights), None
         if any(b is not None for b in biases):
-            zeros = [weight.new_zeros(weight.shape[0]) for weight in weights]
+            zeros = [part.new_zeros(part.shape[0]) for part in weights]
             bias = torch.cat([z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)])
-        return cls.of_matrix(weights[0] if len(weights) == 1 else torch.cat(weights), rows, bias)
+        if inputs_times is not None:
+            weight = weight * inputs_times
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return cls.of_matrix(weight, rows, bias)
 
     @classmethod
     def of_matrix(cls, weight: Tensor, rows: int, bias: Tensor | None = None) -> PackedLinear:

@@ -22,12 +22,11 @@ GROWTH = 32
 
 @dataclass
 class _Layer:
-    """Prompts [prompts, key heads, longest, d] and responses [rows, key heads, length, d] of one layer."""
+    """Keys and values of one layer: of the prompts [2, prompts, key heads, longest, d], and of the responses, the rows'
+    own [2, rows, key heads, length, d]."""
 
-    prompt_keys: Tensor
-    prompt_values: Tensor
-    keys: Tensor
-    values: Tensor
+    of_prompts: Tensor
+    own: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +79,15 @@ class RowCache:
     """rows: most rows at once; longest: of the prompts; length: places for responses at the start, grown when needed.
 
     The attention of a decode step. prompt_lengths: of each prompt held; prompt_of, written: prompt and tokens of each
-    row in use.
+    row in use. key_order: the entries of a head in the steps' queries and keys, where they have another order than the
+    model's own; keys of prompts are put into it.
     """
 
     asked = None  # every row's hidden state is read
 
     def __init__(self, rows: int, longest: int, length: int, device: torch.device) -> None:
         self._rows, self._longest, self._length, self._device = rows, longest, length, device
+        self.key_order: Tensor | None = None
         self._layers: list[_Layer] = []
         self._seats: _Seats | None = None  # until rows come or go
         self._step: _Step | None = None
@@ -125,8 +126,8 @@ class RowCache:
         self._step = _Step(seats=self._seats, position=position, width=width, unseen=unseen)
         self.written = [w + 1 for w in self.written]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """One token per row: query [n, heads, 1, d] -> [n, 1, heads, d].
+    def attend_step(self, layer: int, query: Tensor, key_value: Tensor, scaling: float | None) -> Tensor:
+        """One token per row: query [n, heads, d] and key_value [n, 2, key heads, d] -> [n, heads, d].
 
         All places there are go into the products, and those not written to yet are hidden afterwards: with gaps between
         the rows' keys a product of many rows takes two to three times as long.
@@ -135,35 +136,39 @@ class RowCache:
         assert s is not None, "begin_step comes first"
         n, seats = len(query), s.seats
         if s.position is None:
-            kv.keys[:n, :, s.width - 1] = key[:, :, 0]
-            kv.values[:n, :, s.width - 1] = value[:, :, 0]
+            kv.own[:, :n, :, s.width - 1] = key_value.transpose(0, 1)
         else:
-            kv.keys[seats.row, :, s.position] = key[:, :, 0]
-            kv.values[seats.row, :, s.position] = value[:, :, 0]
+            kv.own[:, seats.row, :, s.position] = key_value
+        (keys, values), (prompt_keys, prompt_values) = kv.own[:, :n], kv.of_prompts[:, : seats.prompts]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        q = query[:, :, 0].unflatten(1, (key.shape[1], -1))
-        of_prompt = seats.unseated(_scores(seats.seated(q), kv.prompt_keys[: seats.prompts], scale))
-        own = _scores(q, kv.keys[:n], scale)
+        q = query.unflatten(1, (keys.shape[1], -1))
+        of_prompt = seats.unseated(_scores(seats.seated(q), prompt_keys, scale))
+        own = _scores(q, keys, scale)
         if s.unseen is None and s.width < self._length:
             own[..., s.width :] = float("-inf")
         scores = torch.cat([of_prompt, own], dim=-1)
         if s.unseen is not None:
             scores = scores.masked_fill_(s.unseen, float("-inf"))
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
         of_prompt, own = weights.split([self._longest, self._length], dim=-1)
-        out = seats.unseated(seats.seated(of_prompt) @ kv.prompt_values[: seats.prompts]).flatten(0, 1)
-        out.baddbmm_(own.flatten(0, 1), kv.values[:n].flatten(0, 1))
-        return out.view(n, 1, -1, query.shape[-1])
+        out = seats.unseated(seats.seated(of_prompt) @ prompt_values).flatten(0, 1)
+        out.baddbmm_(own.flatten(0, 1), values.flatten(0, 1))
+        return out.view(query.shape)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """The same as a model's own modules ask for it: query [n, heads, 1, d] -> [n, 1, heads, d]."""
+        key_value = torch.stack([key[:, :, 0].to(value.dtype), value[:, :, 0]], dim=1)
+        return self.attend_step(layer, query[:, :, 0], key_value, scaling)[:, None]
 
     def put(self, layer: int, first: int, lengths: Sequence[int], key: Tensor, value: Tensor) -> None:
         """Keep keys and values [1, key heads, N, d] of prompts that lie end to end, from place `first` on."""
         if layer == len(self._layers):
-            self._layers.append(self._new_layer(key, value))
-        kv = self._layers[layer]
-        parts = zip(key[0].split(list(lengths), dim=1), value[0].split(list(lengths), dim=1), strict=True)
-        for place, (k, v) in enumerate(parts, start=first):
-            kv.prompt_keys[place, :, : k.shape[1]] = k
-            kv.prompt_values[place, :, : v.shape[1]] = v
+            self._layers.append(_Layer(self._places(value, self._longest), self._places(value, self._length)))
+        if self.key_order is not None:
+            key = key[..., self.key_order]
+        both = torch.stack([key[0].to(value.dtype), value[0]])
+        for place, part in enumerate(both.split(list(lengths), dim=2), start=first):
+            self._layers[layer].of_prompts[:, place, :, : part.shape[2]] = part
 
     def leave(self, row: int) -> None:
         """The last row takes the place of this one; a prompt nobody writes to any more makes way likewise."""
@@ -171,8 +176,7 @@ class RowCache:
         if row != last:
             n = self.written[last]
             for kv in self._layers:
-                kv.keys[row, :, :n] = kv.keys[last, :, :n]
-                kv.values[row, :, :n] = kv.values[last, :, :n]
+                kv.own[:, row, :, :n] = kv.own[:, last, :, :n]
             self.prompt_of[row], self.written[row] = self.prompt_of[last], self.written[last]
         self.prompt_of.pop()
         self.written.pop()
@@ -185,8 +189,7 @@ class RowCache:
         if prompt != last:
             n = self.prompt_lengths[last]
             for kv in self._layers:
-                kv.prompt_keys[prompt, :, :n] = kv.prompt_keys[last, :, :n]
-                kv.prompt_values[prompt, :, :n] = kv.prompt_values[last, :, :n]
+                kv.of_prompts[:, prompt, :, :n] = kv.of_prompts[:, last, :, :n]
             self.prompt_lengths[prompt] = self.prompt_lengths[last]
             self.prompt_of = [prompt if p == last else p for p in self.prompt_of]
         self.prompt_lengths.pop()
@@ -206,21 +209,12 @@ class RowCache:
             seats=seats,
         )
 
-    def _new_layer(self, key: Tensor, value: Tensor) -> _Layer:
-        def places(like: Tensor, count: int) -> Tensor:
-            return like.new_zeros(self._rows, like.shape[1], count, like.shape[3])
-
-        return _Layer(
-            prompt_keys=places(key, self._longest),
-            prompt_values=places(value, self._longest),
-            keys=places(key, self._length),
-            values=places(value, self._length),
-        )
+    def _places(self, like: Tensor, count: int) -> Tensor:
+        return like.new_zeros(2, self._rows, like.shape[1], count, like.shape[3])
 
     def _grow(self, length: int) -> None:
         for kv in self._layers:
-            kv.keys = pad(kv.keys, (0, 0, 0, length - self._length))
-            kv.values = pad(kv.values, (0, 0, 0, length - self._length))
+            kv.own = pad(kv.own, (0, 0, 0, length - self._length))
         self._length = length
 
     def ints(self, values: Sequence[int]) -> Tensor:

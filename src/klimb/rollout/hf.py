@@ -127,7 +127,7 @@ class _Decoder:
                 f"{longest + sampling.max_tokens} places, but the model has {limit}; lower max_tokens or leave "
                 "long prompts out"
             )
-        self._cache = RowCache(slots, longest, min(GROWTH, sampling.max_tokens), device)
+        self.cache = RowCache(slots, longest, min(GROWTH, sampling.max_tokens), device)
         self._last = torch.zeros(slots, dtype=torch.int64, device=device)
         self._device = device
         self.logits_of: Callable[[Tensor, Tensor, RowCache], Tensor] = self.through_modules
@@ -147,9 +147,9 @@ class _Decoder:
 
     def step(self) -> list[tuple[_Row, FinishReason]]:
         """One more token for every row."""
-        n, positions = len(self.rows), self._cache.positions()
-        self._cache.begin_step()
-        return self._append(self.logits_of(self._last[:n], positions, self._cache), 0)
+        n, positions = len(self.rows), self.cache.positions()
+        self.cache.begin_step()
+        return self._append(self.logits_of(self._last[:n], positions, self.cache), 0)
 
     def through_modules(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         """The model's own modules, for one token per row: tokens and positions [n] -> logits [n, V]."""
@@ -157,12 +157,12 @@ class _Decoder:
 
     def _read(self, prompts: list[tuple[int, ...]], groups: list[list[Request]]) -> Tensor:
         """Keys and values of the prompts into the cache; logits [requests, V] behind each request's prompt."""
-        first, lengths = len(self._cache.prompt_lengths), [len(p) for p in prompts]
+        first, lengths = len(self.cache.prompt_lengths), [len(p) for p in prompts]
         tokens = torch.tensor([t for p in prompts for t in p], device=self._device)
         positions = torch.cat([torch.arange(n, device=self._device) for n in lengths])
-        hidden = through(self._body, tokens[None], positions[None], self._cache.add_prompts(lengths))[0]
+        hidden = through(self._body, tokens[None], positions[None], self.cache.add_prompts(lengths))[0]
         source = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
-        self._cache.add_rows([first + i for i, group in enumerate(groups) for _ in group])
+        self.cache.add_rows([first + i for i, group in enumerate(groups) for _ in group])
         for request in (request for group in groups for request in group):
             self.rows.append(_Row(request, uniforms(request.seed, self._sampling.max_tokens).numpy()))
         return self._head(hidden)[source]
@@ -196,7 +196,7 @@ class _Decoder:
 
     def _leave(self, i: int) -> None:
         """The last row takes the place of row i."""
-        self._cache.leave(i)
+        self.cache.leave(i)
         last = len(self.rows) - 1
         if i != last:
             self._last[i] = self._last[last]
@@ -212,6 +212,7 @@ def _stepping(model: PreTrainedModel, dtype: torch.dtype, decoder: _Decoder) -> 
         yield
     elif fits(body) and type(head) is nn.Linear:
         blocks, packed_head = Blocks(body, rows), PackedLinear.of([head], rows)
+        decoder.cache.key_order = blocks.key_order
         decoder.logits_of = lambda tokens, positions, cache: packed_head(blocks(tokens, positions, cache))
         yield
     else:
